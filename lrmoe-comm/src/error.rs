@@ -1,0 +1,119 @@
+use std::fmt;
+use std::time::Duration;
+
+use crate::Call;
+
+/// Which buffer of a collective an [`Error`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// What the rank gives.
+    Send,
+    /// What the rank gets.
+    Receive,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Send => "send",
+            Self::Receive => "receive",
+        })
+    }
+}
+
+/// Why a world could not be made or a collective failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A world needs at least one rank.
+    #[error("a world of 0 ranks was asked for")]
+    NoRanks,
+    /// A rank was dropped, because its thread finished, returned an error or panicked.
+    #[error("rank {rank} left the world before or during {collective}")]
+    PeerLost {
+        /// The rank that left.
+        rank: usize,
+        /// The first collective that missed it.
+        collective: Call,
+    },
+    /// A rank did not come to a collective in time.
+    #[error("rank {rank} did not come to {collective} within {:.3} s", .waited.as_secs_f64())]
+    Deadline {
+        /// The lowest rank that is missing.
+        rank: usize,
+        /// The collective that missed it.
+        collective: Call,
+        /// How long the rank that gave up first had waited.
+        waited: Duration,
+    },
+    /// Two ranks met in different collectives, or with different types or lengths.
+    #[error("rank {rank} called {found} where rank 0 called {expected}")]
+    Mismatch {
+        /// The lowest rank that differs from rank 0.
+        rank: usize,
+        /// What that rank called.
+        found: Call,
+        /// What rank 0 called.
+        expected: Call,
+    },
+    /// The two ends of an all-to-all message disagree about its length.
+    #[error("rank {from} sends {sent} elements to rank {to}, which expects {expected}")]
+    CountMismatch {
+        /// The sending rank.
+        from: usize,
+        /// The receiving rank.
+        to: usize,
+        /// The sender's count.
+        sent: usize,
+        /// The receiver's count.
+        expected: usize,
+    },
+    /// An integer sum is too large for its type.
+    #[error("the sum of element {index} over all ranks is past the largest value in {collective}")]
+    Overflow {
+        /// The lowest such element, counted in the array that is reduced.
+        index: usize,
+        /// The collective.
+        collective: Call,
+    },
+    /// The counts of an all-to-all do not name every peer once.
+    #[error("rank {rank} gave {found} {side} counts to {collective} in a world of {ranks} ranks")]
+    PeerCounts {
+        /// The rank that called.
+        rank: usize,
+        /// The collective.
+        collective: Call,
+        /// Which counts.
+        side: Side,
+        /// Counts given.
+        found: usize,
+        /// Ranks in the world.
+        ranks: usize,
+    },
+    /// A buffer does not have the length that the other arguments ask for.
+    #[error(
+        "rank {rank} gave a {side} buffer of {found} elements to {collective}, expected {expected}"
+    )]
+    BufferLength {
+        /// The rank that called.
+        rank: usize,
+        /// The collective.
+        collective: Call,
+        /// Which buffer.
+        side: Side,
+        /// Its length.
+        found: usize,
+        /// The length it must have.
+        expected: usize,
+    },
+    /// The root of a broadcast is not a rank.
+    #[error("rank {rank} named root {root} in a world of {ranks} ranks")]
+    Root {
+        /// The rank that called.
+        rank: usize,
+        /// The root it named.
+        root: usize,
+        /// Ranks in the world.
+        ranks: usize,
+    },
+}

@@ -1,0 +1,220 @@
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
+
+use crate::check::counts_agree;
+use crate::{Call, Element, Error};
+
+/// Everyone's posts of one exchange, by rank.
+pub(super) type Posts<'a> = Vec<RwLockReadGuard<'a, Post>>;
+
+/// A rank's mailbox.
+pub(super) struct Post {
+    call: Call,
+    pub(super) send_counts: Vec<usize>,
+    pub(super) recv_counts: Vec<usize>,
+    /// The lowest element that this rank could not sum.
+    pub(super) overflow: Option<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Post {
+    fn empty() -> Self {
+        Self {
+            call: Call::Barrier,
+            send_counts: vec![],
+            recv_counts: vec![],
+            overflow: None,
+            bytes: vec![],
+        }
+    }
+
+    /// Empties the mailbox but keeps its memory.
+    fn clear(&mut self, call: Call) {
+        self.call = call;
+        self.send_counts.clear();
+        self.recv_counts.clear();
+        self.overflow = None;
+        self.bytes.clear();
+    }
+
+    pub(super) fn write<T: Element>(&mut self, elements: &[T]) {
+        self.bytes.extend_from_slice(bytemuck::cast_slice(elements));
+    }
+
+    /// Copies the elements from `start` on.
+    pub(super) fn read<T: Element>(&self, start: usize, out: &mut [T]) {
+        let bytes = self.bytes::<T>(start..start + out.len());
+        bytemuck::cast_slice_mut(out).copy_from_slice(bytes);
+    }
+
+    pub(super) fn bytes<T: Element>(&self, elements: Range<usize>) -> &[u8] {
+        &self.bytes[elements.start * size_of::<T>()..elements.end * size_of::<T>()]
+    }
+}
+
+/// What the ranks share: two mailboxes each, and the meeting point.
+///
+/// Exchanges take the mailboxes in turns. A rank writes a mailbox again two exchanges later, after
+/// the meeting in between, and every rank has read it before coming to that meeting. So no lock on
+/// a mailbox is ever waited for.
+pub(super) struct World {
+    deadline: Duration,
+    meeting: Mutex<Meeting>,
+    changed: Condvar,
+    posts: [Vec<RwLock<Post>>; 2],
+}
+
+struct Meeting {
+    /// Who has come to the next meeting.
+    arrived: Vec<bool>,
+    /// Meetings that everyone has come to.
+    held: u64,
+    /// The first rank that was dropped.
+    left: Option<usize>,
+    failure: Option<Error>,
+}
+
+impl Meeting {
+    /// Refuses to go on in a world that has failed or lost a rank.
+    fn check(&mut self, collective: Call) -> Result<(), Error> {
+        if self.failure.is_none() {
+            self.failure = self.left.map(|rank| Error::PeerLost { rank, collective });
+        }
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// The lowest rank that has not come.
+    fn missing(&self) -> usize {
+        self.arrived.iter().take_while(|&&arrived| arrived).count()
+    }
+}
+
+impl World {
+    pub(super) fn new(ranks: usize, deadline: Duration) -> Self {
+        let posts = || (0..ranks).map(|_| RwLock::new(Post::empty())).collect();
+        let meeting = Meeting {
+            arrived: vec![false; ranks],
+            held: 0,
+            left: None,
+            failure: None,
+        };
+        Self {
+            deadline,
+            meeting: Mutex::new(meeting),
+            changed: Condvar::new(),
+            posts: [posts(), posts()],
+        }
+    }
+
+    /// Posts what `fill` writes in the mailbox of this turn, meets the other ranks and returns
+    /// their posts once they are seen to agree.
+    pub(super) fn exchange(
+        &self,
+        rank: usize,
+        turn: usize,
+        call: Call,
+        fill: impl FnOnce(&mut Post),
+    ) -> Result<Posts<'_>, Error> {
+        // After a failure a slower rank may still be reading, so nothing may be posted.
+        self.meeting().check(call)?;
+        {
+            let mut post = self.posts[turn][rank]
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            post.clear(call);
+            fill(&mut post);
+        }
+        self.meet(rank, call)?;
+        let read = |post| RwLock::read(post).unwrap_or_else(PoisonError::into_inner);
+        let posts: Posts<'_> = self.posts[turn].iter().map(read).collect();
+        agree(&posts).map_err(|error| self.fail(error))?;
+        Ok(posts)
+    }
+
+    /// Returns once every rank is here, or has failed to come.
+    fn meet(&self, rank: usize, call: Call) -> Result<(), Error> {
+        let start = Instant::now();
+        let mut meeting = self.meeting();
+        meeting.check(call)?;
+        meeting.arrived[rank] = true;
+        if meeting.arrived.iter().all(|&arrived| arrived) {
+            meeting.arrived.fill(false);
+            meeting.held += 1;
+            self.changed.notify_all();
+            return Ok(());
+        }
+        let held = meeting.held;
+        loop {
+            let waited = start.elapsed();
+            let Some(left) = self
+                .deadline
+                .checked_sub(waited)
+                .filter(|left| !left.is_zero())
+            else {
+                let error = Error::Deadline {
+                    rank: meeting.missing(),
+                    collective: call,
+                    waited,
+                };
+                meeting.failure = Some(error.clone());
+                self.changed.notify_all();
+                return Err(error);
+            };
+            meeting = self
+                .changed
+                .wait_timeout(meeting, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+            if meeting.held != held {
+                return Ok(());
+            }
+            meeting.check(call)?;
+        }
+    }
+
+    /// Ends the world with this error unless it has ended already.
+    pub(super) fn fail(&self, error: Error) -> Error {
+        self.meeting().failure.get_or_insert_with(|| error.clone());
+        self.changed.notify_all();
+        error
+    }
+
+    pub(super) fn leave(&self, rank: usize) {
+        self.meeting().left.get_or_insert(rank);
+        self.changed.notify_all();
+    }
+
+    fn meeting(&self) -> MutexGuard<'_, Meeting> {
+        self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World")
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Every rank sees the same posts, so every rank comes to the same verdict.
+fn agree(posts: &Posts<'_>) -> Result<(), Error> {
+    let expected = posts[0].call;
+    if let Some(rank) = posts.iter().position(|post| post.call != expected) {
+        return Err(Error::Mismatch {
+            rank,
+            found: posts[rank].call,
+            expected,
+        });
+    }
+    match expected {
+        Call::AllToAll { .. } => counts_agree(
+            posts.len(),
+            |rank| &posts[rank].send_counts,
+            |rank| &posts[rank].recv_counts,
+        ),
+        _ => Ok(()),
+    }
+}
