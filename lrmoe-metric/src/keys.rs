@@ -1,0 +1,257 @@
+use rayon::prelude::*;
+
+use crate::boundary::{Boundary, boundaries};
+use crate::error::check_length;
+use crate::exchange::settle;
+use crate::grouped::Grouped;
+use crate::pairs::{CHUNK, slot};
+use crate::{Error, Exchange, Pairs};
+
+/// The pairs of a rank that were kept by their keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeySelection {
+    /// Local pair ids, ascending.
+    pub pairs: Vec<u32>,
+    /// Per expert (`[experts]`) the key that follows the kept ones over all ranks: the (q+1)-th largest, 0 if there is none.
+    pub next: Vec<u32>,
+}
+
+/// Keys (`[tokens * top_k]`) of a caller's own scores: the bits of the f32, with subnormals and -0 as +0. Those of masked pairs are 0,
+/// whatever their score.
+///
+/// # Errors
+///
+/// [`Error::Length`], [`Error::NanScore`], [`Error::NegativeScore`]; of several bad scores the first is named. The error is this rank's
+/// alone: other ranks learn of it from the caller.
+pub fn keys_from_scores(pairs: &Pairs<'_>, scores: &[f32]) -> Result<Vec<u32>, Error> {
+    check_length("scores", scores.len(), pairs.len())?;
+    let key = |(pair, &score): (usize, &f32)| {
+        let Some(expert) = pairs.expert(pair) else {
+            return Ok(0);
+        };
+        let global = pairs.global(pair);
+        if score.is_nan() {
+            Err(Error::NanScore {
+                pair: global,
+                expert,
+            })
+        } else if score < 0.0 {
+            Err(Error::NegativeScore {
+                pair: global,
+                expert,
+                score,
+            })
+        } else if score < f32::MIN_POSITIVE {
+            Ok(0)
+        } else {
+            Ok(score.to_bits())
+        }
+    };
+    scores.iter().enumerate().map(key).collect()
+}
+
+/// Keeps per expert, over all ranks, the `min(quotas[e], n[e])` pairs with the largest keys, ties to the smaller global pair id.
+///
+/// `keys` is `[tokens * top_k]`, `quotas` is `[experts]` and the same on every rank; `first_pair` of the pairs ascends with the rank. The
+/// order is that of the `u32` keys, whatever they stand for.
+///
+/// Exchanged are the loads, then for the experts that keep some but not all of their pairs three rounds of histograms (2^11, 2^11 and 2^10
+/// buckets per expert; with one rank none), the numbers of ties where a tie is cut, and the keys that follow. No pair leaves its rank.
+///
+/// # Errors
+///
+/// [`Error::Length`], [`Error::TooManyPairsOverall`], [`Error::Exchange`]; [`Error::Elsewhere`] on the ranks that have no error of their own
+/// when another has.
+pub fn select_keys<E: Exchange>(
+    pairs: &Pairs<'_>,
+    keys: &[u32],
+    quotas: &[u32],
+    exchange: &mut E,
+) -> Result<KeySelection, Error> {
+    select_checked(pairs, Ok(keys), quotas, exchange)
+}
+
+/// [`select_keys`] where forming the keys may have failed on this rank; the others then learn of it.
+pub(crate) fn select_checked<E: Exchange, K: AsRef<[u32]>>(
+    pairs: &Pairs<'_>,
+    keys: Result<K, Error>,
+    quotas: &[u32],
+    exchange: &mut E,
+) -> Result<KeySelection, Error> {
+    let local = keys.and_then(|keys| {
+        check_length("keys", keys.as_ref().len(), pairs.len())?;
+        check_length("quotas", quotas.len(), pairs.experts())?;
+        let grouped = Grouped::new(pairs, keys.as_ref());
+        Ok((keys, grouped))
+    });
+    let mut loads = match &local {
+        Ok((_, grouped)) => grouped.loads(),
+        Err(_) => vec![0; pairs.experts()],
+    };
+    loads.push(local.is_err().into());
+    exchange.sum(&mut loads).map_err(Error::Exchange)?;
+    let failed = loads.pop().unwrap_or(0);
+    let (keys, grouped) = settle(local, failed)?;
+    let total = loads.iter().map(|&load| u64::from(load)).sum();
+    if u32::try_from(total).is_err() {
+        return Err(Error::TooManyPairsOverall { pairs: total });
+    }
+
+    let cuts = cut(&grouped, &loads, quotas, exchange)?;
+    let floors = floors(pairs, keys.as_ref(), &grouped, &cuts, exchange)?;
+    let next = next(&grouped, &cuts, exchange)?;
+    Ok(KeySelection {
+        pairs: kept(pairs, keys.as_ref(), &floors),
+        next,
+    })
+}
+
+/// Which of an expert's pairs are kept, over all ranks.
+#[derive(Clone, Copy)]
+enum Cut {
+    All,
+    None,
+    At(Boundary),
+}
+
+fn cut<E: Exchange>(
+    grouped: &Grouped,
+    loads: &[u32],
+    quotas: &[u32],
+    exchange: &mut E,
+) -> Result<Vec<Cut>, Error> {
+    let mut cuts: Vec<_> = loads
+        .iter()
+        .zip(quotas)
+        .map(|(load, quota)| if quota < load { Cut::None } else { Cut::All })
+        .collect();
+    let experts: Vec<_> = (0..loads.len())
+        .filter(|&expert| (1..loads[expert]).contains(&quotas[expert]))
+        .collect();
+    let boundaries = boundaries(grouped, &experts, quotas, exchange)?;
+    for (&expert, boundary) in experts.iter().zip(boundaries) {
+        cuts[expert] = Cut::At(boundary);
+    }
+    Ok(cuts)
+}
+
+/// The order of pairs: by key, then by smaller id.
+fn order(key: u32, pair: u32) -> u64 {
+    u64::from(key) << 32 | u64::from(!pair)
+}
+
+/// Per expert the `order` above which this rank's pairs are kept.
+fn floors<E: Exchange>(
+    pairs: &Pairs<'_>,
+    keys: &[u32],
+    grouped: &Grouped,
+    cuts: &[Cut],
+    exchange: &mut E,
+) -> Result<Vec<u64>, Error> {
+    // Local ids are below u32::MAX, so every order is above 0 and above that of its key with u32::MAX.
+    let floor = |cut: &Cut| match cut {
+        Cut::All => 0,
+        Cut::None => u64::MAX,
+        Cut::At(boundary) => order(boundary.key, u32::MAX),
+    };
+    let mut floors = cuts.iter().map(floor).collect::<Vec<_>>();
+    let ties = ties(grouped, cuts, exchange)?;
+    if ties.is_empty() {
+        return Ok(floors);
+    }
+    let mut left = vec![0; cuts.len()];
+    for tie in ties {
+        floors[tie.expert] = order(tie.key, 0);
+        left[tie.expert] = tie.take;
+    }
+    for ((&id, &key), pair) in pairs.expert_ids().iter().zip(keys).zip(0..) {
+        let Some(left) = left.get_mut(slot(id)).filter(|left| **left > 0) else {
+            continue;
+        };
+        let floor = &mut floors[slot(id)];
+        if u64::from(key) == *floor >> 32 {
+            *floor = order(key, pair + 1);
+            *left -= 1;
+        }
+    }
+    Ok(floors)
+}
+
+/// An expert of whose pairs with the boundary key this rank keeps the first `take`, but not all.
+struct Tie {
+    expert: usize,
+    key: u32,
+    take: u32,
+}
+
+/// Gives the ties at the boundaries to lower ranks first.
+fn ties<E: Exchange>(grouped: &Grouped, cuts: &[Cut], exchange: &mut E) -> Result<Vec<Tie>, Error> {
+    let tied: Vec<_> = cuts
+        .iter()
+        .enumerate()
+        .filter_map(|(expert, cut)| match cut {
+            Cut::At(boundary) if boundary.equal > boundary.take => Some((expert, boundary)),
+            _ => None,
+        })
+        .collect();
+    if tied.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mine: Vec<_> = tied
+        .par_iter()
+        .map(|(expert, boundary)| grouped.count(*expert, boundary.key))
+        .collect();
+    let mut all = vec![0; mine.len() * exchange.ranks()];
+    exchange
+        .all_gather(&mine, &mut all)
+        .map_err(Error::Exchange)?;
+    let lower = &all[..mine.len() * exchange.rank()];
+    let tie = |(at, (&(expert, boundary), &mine)): (usize, (&(usize, &Boundary), &u32))| {
+        let before: u32 = lower.iter().skip(at).step_by(tied.len()).sum();
+        let take = boundary.take.saturating_sub(before);
+        (take < mine).then_some(Tie {
+            expert,
+            key: boundary.key,
+            take,
+        })
+    };
+    Ok(tied.iter().zip(&mine).enumerate().filter_map(tie).collect())
+}
+
+/// Per expert the largest key over all ranks that was not kept, 0 if there is none.
+fn next<E: Exchange>(grouped: &Grouped, cuts: &[Cut], exchange: &mut E) -> Result<Vec<u32>, Error> {
+    let local = |(expert, cut): (usize, &Cut)| match cut {
+        Cut::All => 0,
+        Cut::None => grouped.largest_up_to(expert, u32::MAX),
+        Cut::At(boundary) if boundary.equal > boundary.take => boundary.key,
+        Cut::At(boundary) => grouped.largest_up_to(expert, boundary.key.saturating_sub(1)),
+    };
+    let mut next: Vec<_> = cuts.par_iter().enumerate().map(local).collect();
+    exchange.max(&mut next).map_err(Error::Exchange)?;
+    Ok(next)
+}
+
+/// The pairs of this rank above their experts' floors, ascending.
+fn kept(pairs: &Pairs<'_>, keys: &[u32], floors: &[u64]) -> Vec<u32> {
+    let chunk = |(chunk, (ids, keys)): (usize, (&[i32], &[u32]))| {
+        let first = (chunk * CHUNK) as u32;
+        let mut kept = vec![0; ids.len()];
+        let mut length = 0;
+        for ((&id, &key), pair) in ids.iter().zip(keys).zip(first..) {
+            let floor = floors.get(slot(id)).copied().unwrap_or(u64::MAX);
+            // Written whether kept or not: a branch on it would be mispredicted half of the time.
+            kept[length] = pair;
+            length += usize::from(order(key, pair) > floor);
+        }
+        kept.truncate(length);
+        kept
+    };
+    let chunks: Vec<_> = pairs
+        .expert_ids()
+        .par_chunks(CHUNK)
+        .zip(keys.par_chunks(CHUNK))
+        .enumerate()
+        .map(chunk)
+        .collect();
+    chunks.concat()
+}

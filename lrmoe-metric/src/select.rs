@@ -1,0 +1,122 @@
+use std::fmt;
+use std::str::FromStr;
+
+use rayon::prelude::*;
+
+use crate::draw::reciprocal;
+use crate::error::check_length;
+use crate::keys::{KeySelection, select_checked};
+use crate::score::product;
+use crate::{Draw, Error, Exchange, Pairs, Score, Scores};
+
+/// How pairs are chosen by their scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Method {
+    /// Unbiased priority sampling (Duffield, Lund, Thorup, "Priority sampling for estimation of arbitrary subset sums", JACM 2007): the q
+    /// largest `s/u`, u uniform in (0, 1], with weight `max(s, tau)/s`, tau the (q+1)-th largest.
+    Priority,
+    /// The q largest scores, with weight 1.
+    Top,
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Priority => "priority",
+            Self::Top => "top",
+        })
+    }
+}
+
+impl FromStr for Method {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        match name {
+            "priority" => Ok(Self::Priority),
+            "top" => Ok(Self::Top),
+            _ => Err(Error::UnknownMethod { name: name.into() }),
+        }
+    }
+}
+
+/// The pairs of a rank that were kept.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Selection {
+    /// Local pair ids, ascending.
+    pub pairs: Vec<u32>,
+    /// Weight of each kept pair's term in the weight gradients, at least 1.
+    pub weights: Vec<f32>,
+}
+
+/// Keeps per expert, over all ranks, exactly `min(quotas[e], n[e])` pairs, ties to the smaller global pair id.
+///
+/// `quotas` is `[experts]`; `quotas` and `draw` are the same on every rank, and `first_pair` of the pairs ascends with the rank. Keys are the
+/// bits of the squared score for `top`, and of the squared score times the squared reciprocal of u for `priority`; see
+/// [`select_keys`](crate::select_keys) for what is exchanged.
+///
+/// The squared reciprocal is at most `2^48`, so that a key stays within f32 where `squared` is below `2^80`; past f32 it is that of
+/// [`f32::MAX`], and infinite only for an infinite score. A weight is 1 for a score that is 0 or infinite.
+///
+/// # Errors
+///
+/// [`Error::Length`], [`Error::TooManyPairsOverall`], [`Error::Exchange`]; [`Error::Elsewhere`] on the ranks that have no error of their own
+/// when another has.
+pub fn select<E: Exchange>(
+    method: Method,
+    pairs: &Pairs<'_>,
+    scores: &Scores,
+    quotas: &[u32],
+    draw: Draw,
+    exchange: &mut E,
+) -> Result<Selection, Error> {
+    let keys = check_length("scores", scores.squared().len(), pairs.len())
+        .map(|()| keys(method, pairs, scores, draw));
+    let kept = select_checked(pairs, keys, quotas, exchange)?;
+    let weights = match method {
+        Method::Top => vec![1.0; kept.pairs.len()],
+        Method::Priority => weights(pairs, scores, &kept),
+    };
+    Ok(Selection {
+        pairs: kept.pairs,
+        weights,
+    })
+}
+
+fn keys(method: Method, pairs: &Pairs<'_>, scores: &Scores, draw: Draw) -> Vec<u32> {
+    let squared = scores.squared().par_iter().enumerate().with_min_len(4096);
+    let bits = |pair| draw.bits(pairs.global(pair));
+    match method {
+        Method::Priority => squared
+            .map(|(pair, &squared)| {
+                let reciprocal = reciprocal(bits(pair));
+                product(squared, reciprocal * reciprocal).to_bits()
+            })
+            .collect(),
+        Method::Top if scores.kind == Score::Random => {
+            squared.map(|(pair, _)| bits(pair) >> 2).collect()
+        }
+        Method::Top => squared.map(|(_, squared)| squared.to_bits()).collect(),
+    }
+}
+
+/// `max(s, tau)/s` of the kept pairs, from squares; 1 for scores that are 0 (kept only when tau is 0) or infinite.
+fn weights(pairs: &Pairs<'_>, scores: &Scores, kept: &KeySelection) -> Vec<f32> {
+    let weight = |&pair: &u32| {
+        let squared = scores.squared()[pair as usize];
+        let threshold = pairs
+            .expert(pair as usize)
+            .map_or(0, |expert| kept.next[expert]);
+        let ratio = f32::from_bits(threshold) / squared;
+        if ratio > 1.0 && squared > 0.0 {
+            ratio.sqrt()
+        } else {
+            1.0
+        }
+    };
+    kept.pairs
+        .par_iter()
+        .with_min_len(4096)
+        .map(weight)
+        .collect()
+}
