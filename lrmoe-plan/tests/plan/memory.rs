@@ -1,0 +1,129 @@
+//! The memory model against bytes counted plainly.
+
+use lrmoe_plan::{Error, ExpertShape, Memory, MemoryModel, Placement, Stash};
+use proptest::prelude::*;
+
+fn model(gated: bool) -> MemoryModel {
+    MemoryModel {
+        shape: ExpertShape {
+            width: 10,
+            hidden: 7,
+            gated,
+            bytes: 2,
+        },
+        top_k: 3,
+        tokens: 11,
+        chunk_rows: 64,
+        stash: Stash::Recompute,
+        fixed: 1000,
+    }
+}
+
+#[test]
+fn every_term_by_hand() {
+    let placement = Placement::new(3, vec![vec![0, 1], vec![0, 2]]).unwrap();
+    let first = model(true).of_rank(&placement, 0, 3, 100, 5);
+    let forward_row = (2 * 10 + 3 * 7) * 2 + 12;
+    let backward_row = (3 * 10 + 5 * 7) * 2 + 16;
+    let slot = 2 * 3 * 10 * 7 * 2;
+    let expected = Memory {
+        placement: 2 * slot,
+        replicas: slot,
+        forward_buffers: 64 * forward_row,
+        backward_buffers: 5 * backward_row,
+        stash: 11 * 10 * 2 + 11 * 3 * 8,
+        optimizer: 3 * 4 * (3 * 3 * 10 * 7u64).div_ceil(2),
+        fixed: 1000,
+    };
+    assert_eq!(first, expected);
+    let second = model(true).of_rank(&placement, 1, 2, 9, 5);
+    assert_eq!((second.placement, second.replicas), (slot, slot));
+    assert_eq!(second.forward_buffers, 9 * forward_row);
+    let sum: u64 = first.parts().iter().map(|(_, bytes)| bytes).sum();
+    assert_eq!(first.total(), sum);
+    assert!(first.to_string().ends_with(&format!(" {sum}")));
+    assert_eq!(model(false).shape.weight_bytes(), 2 * 10 * 7 * 2);
+}
+
+#[test]
+fn sizes_beyond_u64_stay_at_its_end() {
+    let mut huge = model(true);
+    huge.shape.width = usize::MAX;
+    let result = huge.capacities(&[1], 1, &[7]);
+    assert!(matches!(
+        result,
+        Err(Error::BudgetTooSmall {
+            smallest: u64::MAX,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn bad_requests() {
+    let model = model(true);
+    assert!(matches!(model.capacities(&[], 1, &[]), Err(Error::NoRanks)));
+    assert!(matches!(
+        model.capacities(&[1], 1, &[1, 1]),
+        Err(Error::Mismatch { .. })
+    ));
+    assert!(matches!(
+        model.capacities(&[1, 1], 3, &[0, 0]),
+        Err(Error::TooFewSlots {
+            slots: 2,
+            experts: 3
+        })
+    ));
+    let error = model.capacities(&[1], 1, &[0]).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.starts_with("budget of 0 bytes on rank 0 is "),
+        "{text}"
+    );
+}
+
+proptest! {
+    #[test]
+    fn capacities_fill_the_budget(
+        slots in prop::collection::vec(1u32..6, 1..5),
+        spare in 0u64..100_000,
+        gated: bool,
+    ) {
+        let model = model(gated);
+        let experts = slots.len();
+        let by_rank = (0..experts as u32).map(|e| vec![e]).collect();
+        let placement = Placement::new(experts, by_rank).unwrap();
+        let memory = |rank: usize, rows| {
+            model.of_rank(&placement, rank, slots[rank], model.chunk_rows, rows).total()
+        };
+        let budget: Vec<u64> = (0..experts).map(|rank| memory(rank, 0) + spare).collect();
+        let capacities = model.capacities(&slots, experts, &budget).unwrap();
+        for (rank, &rows) in capacities.iter().enumerate() {
+            prop_assert!(memory(rank, rows) <= budget[rank]);
+            prop_assert!(memory(rank, rows + 1) > budget[rank]);
+        }
+    }
+
+    #[test]
+    fn the_smallest_budget_is_the_smallest(
+        slots in prop::collection::vec(1u32..6, 1..5),
+        short in 1u64..2000,
+    ) {
+        let model = model(true);
+        let rank = slots.len() - 1;
+        let mut budget = vec![u64::MAX; slots.len()];
+        budget[rank] = 2000 - short;
+        let result = model.capacities(&slots, slots.len(), &budget);
+        let Err(Error::BudgetTooSmall { rank: named, budget: given, missing, smallest }) = result
+        else {
+            panic!("{result:?}");
+        };
+        prop_assert_eq!((named, given, given + missing), (rank, budget[rank], smallest));
+        budget[rank] = smallest;
+        prop_assert!(model.capacities(&slots, slots.len(), &budget).is_ok());
+        budget[rank] = smallest - 1;
+        let result = model.capacities(&slots, slots.len(), &budget);
+        let one_missing = matches!(result, Err(Error::BudgetTooSmall { missing: 1, .. }));
+        prop_assert!(one_missing);
+    }
+}

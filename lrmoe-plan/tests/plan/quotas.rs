@@ -1,0 +1,391 @@
+//! Quotas against brute force and their invariants.
+
+use crate::oracle::routable;
+use lrmoe_plan::ndarray::{Array2, array};
+use lrmoe_plan::{
+    Error, Loads, Placement, Profile, QuotaPolicy, QuotaRequest, Quotas, Topology, quotas,
+};
+use proptest::prelude::*;
+
+/// A small case; the profile has seen exactly the pairs of the step, each in a bucket.
+#[derive(Clone, Debug)]
+struct Case {
+    /// Buckets of each expert's pairs, descending.
+    buckets: Vec<Vec<usize>>,
+    placement: Placement,
+    capacities: Vec<u64>,
+    retention: f64,
+    floor: u32,
+}
+
+impl Case {
+    fn loads(&self) -> Loads {
+        let counts = self.buckets.iter().map(|b| b.len() as u32).collect();
+        Loads::new(Array2::from_shape_vec((1, self.buckets.len()), counts).unwrap()).unwrap()
+    }
+
+    fn profile(&self) -> Profile {
+        let experts = self.buckets.len();
+        let mut counts = vec![0.0; experts * Profile::BUCKETS];
+        for (expert, buckets) in self.buckets.iter().enumerate() {
+            for bucket in buckets {
+                counts[expert * Profile::BUCKETS + bucket] += 2.5;
+            }
+        }
+        Profile::from_counts(experts, counts).unwrap()
+    }
+
+    fn value(&self, q: &[u32]) -> f64 {
+        let best = |(buckets, &q): (&Vec<usize>, &u32)| {
+            let kept = buckets[..q as usize].iter();
+            kept.map(|&b| Profile::bucket_score(b)).sum::<f64>()
+        };
+        self.buckets.iter().zip(q).map(best).sum()
+    }
+
+    /// All vectors within the loads that can be routed.
+    fn routable_vectors(&self) -> Vec<Vec<u32>> {
+        let mut all = vec![Vec::new()];
+        for buckets in &self.buckets {
+            all = all
+                .into_iter()
+                .flat_map(|q: Vec<u32>| {
+                    (0..=buckets.len() as u32).map(move |n| [&q[..], &[n]].concat())
+                })
+                .collect();
+        }
+        all.retain(|q| routable(&self.placement, q, &self.capacities));
+        all
+    }
+
+    fn solve(&self, policy: QuotaPolicy, profile: Option<&Profile>) -> Vec<u32> {
+        quotas(&QuotaRequest {
+            loads: &self.loads(),
+            placement: &self.placement,
+            capacities: &self.capacities,
+            retention: self.retention,
+            policy,
+            profile,
+            floor: self.floor,
+        })
+        .unwrap()
+        .as_slice()
+        .to_vec()
+    }
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    (1usize..=4, 1usize..=3).prop_flat_map(|(experts, ranks)| {
+        let bucket = prop_oneof![Just(0usize), 120usize..126];
+        (
+            prop::collection::vec(prop::collection::vec(bucket, 0..=5), experts),
+            prop::collection::vec(1usize..1 << ranks, experts),
+            prop::collection::vec(0u64..9, ranks),
+            prop_oneof![Just(0.0), Just(1.0), 0.0..=1.0],
+            0u32..3,
+        )
+            .prop_map(move |(mut buckets, hosts, capacities, retention, floor)| {
+                for buckets in &mut buckets {
+                    buckets.sort_by_key(|&b| std::cmp::Reverse(b));
+                }
+                let on = |rank: usize| {
+                    let here = (0..experts).filter(|&e| hosts[e] >> rank & 1 == 1);
+                    here.map(|e| e as u32).collect()
+                };
+                Case {
+                    buckets,
+                    placement: Placement::new(experts, (0..ranks).map(on).collect()).unwrap(),
+                    capacities,
+                    retention,
+                    floor,
+                }
+            })
+    })
+}
+
+fn sum(q: &[u32]) -> u32 {
+    q.iter().sum()
+}
+
+/// Largest remainder apportionment, straight from the definition.
+fn largest_remainder(seats: u32, loads: &[u32]) -> Vec<u32> {
+    let total = u64::from(sum(loads)).max(1);
+    let product = |n: u32| u64::from(seats) * u64::from(n);
+    let mut shares: Vec<u32> = loads.iter().map(|&n| (product(n) / total) as u32).collect();
+    let mut given = vec![false; loads.len()];
+    while sum(&shares) < seats.min(sum(loads)) {
+        let mut best = None;
+        for e in 0..loads.len() {
+            let remainder = product(loads[e]) % total;
+            if !given[e] && best.is_none_or(|(_, most)| remainder > most) {
+                best = Some((e, remainder));
+            }
+        }
+        let (e, _) = best.unwrap();
+        given[e] = true;
+        shares[e] += 1;
+    }
+    shares
+}
+
+const POLICIES: [QuotaPolicy; 3] = [
+    QuotaPolicy::Proportional,
+    QuotaPolicy::Blend,
+    QuotaPolicy::Value,
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn equal_brute_force(case in cases()) {
+        let loads = case.loads();
+        let n = loads.per_expert();
+        let profile = case.profile();
+        let vectors = case.routable_vectors();
+        let most = vectors.iter().map(|q| sum(q)).max().unwrap();
+        let wanted = (case.retention * f64::from(loads.total())).round() as u32;
+        let total = wanted.min(most);
+
+        for (policy, halves) in POLICIES.into_iter().zip([2u64, 1, 0]) {
+            let q = case.solve(policy, Some(&profile));
+            prop_assert!(q.iter().zip(n).all(|(q, n)| q <= n));
+            prop_assert!(routable(&case.placement, &q, &case.capacities));
+            prop_assert_eq!(sum(&q), total);
+
+            let floors: Vec<u32> = n
+                .iter()
+                .map(|&n| {
+                    let all = 2 * u64::from(loads.total()).max(1);
+                    let by_load = (halves * u64::from(total) * u64::from(n)).div_ceil(all);
+                    n.min(case.floor.max(by_load as u32))
+                })
+                .collect();
+            if sum(&floors) > total {
+                continue;
+            }
+            let below = |q: &[u32]| -> Vec<u32> {
+                q.iter().zip(&floors).map(|(q, f)| *q.min(f)).collect()
+            };
+            let met = |q: &[u32]| sum(&below(q));
+            let most_met = vectors.iter().map(|q| met(q)).max().unwrap();
+            prop_assert_eq!(met(&q), most_met);
+            let best = vectors
+                .iter()
+                .filter(|v| met(v) == most_met)
+                .map(|v| case.value(&below(v)))
+                .fold(0.0, f64::max);
+            prop_assert!((case.value(&below(&q)) - best).abs() <= 1e-9 * best, "{q:?}: {best}");
+            if met(&q) == sum(&floors) {
+                let best = vectors
+                    .iter()
+                    .filter(|v| sum(v) == total && met(v) == sum(&floors))
+                    .map(|v| case.value(v))
+                    .fold(0.0, f64::max);
+                prop_assert!((case.value(&q) - best).abs() <= 1e-9 * best, "{q:?}: {best}");
+            }
+        }
+    }
+
+    #[test]
+    fn proportional_is_largest_remainder(
+        n in prop::collection::vec(0u32..1000, 1..20),
+        retention in 0.0..=1.0f64,
+    ) {
+        let experts = n.len();
+        let loads = Loads::new(Array2::from_shape_vec((1, experts), n.clone()).unwrap()).unwrap();
+        let placement = Placement::new(experts, vec![(0..experts as u32).collect()]).unwrap();
+        let wanted = (retention * f64::from(loads.total())).round() as u32;
+        let mut request = QuotaRequest {
+            loads: &loads,
+            placement: &placement,
+            capacities: &[u64::MAX],
+            retention,
+            policy: QuotaPolicy::Proportional,
+            profile: None,
+            floor: 0,
+        };
+        let expected = largest_remainder(wanted, &n);
+        for policy in POLICIES {
+            request.policy = policy;
+            let q = quotas(&request).unwrap();
+            prop_assert_eq!(q.as_slice(), &expected);
+            prop_assert_eq!(q.total(), wanted);
+        }
+        request.floor = 7;
+        request.retention = 1.0;
+        prop_assert_eq!(quotas(&request).unwrap(), Quotas::all(&loads));
+        request.retention = 0.0;
+        prop_assert_eq!(quotas(&request).unwrap().total(), 0);
+    }
+}
+
+#[test]
+fn experts_that_share_a_full_rank_get_alike() {
+    let loads = Loads::new(array![[640, 320, 0, 64]]).unwrap();
+    let placement = Placement::new(4, vec![vec![0, 1], vec![2, 3]]).unwrap();
+    let q = quotas(&QuotaRequest {
+        loads: &loads,
+        placement: &placement,
+        capacities: &[480, 64],
+        retention: 1.0,
+        policy: QuotaPolicy::Proportional,
+        profile: None,
+        floor: 0,
+    });
+    let q = q.unwrap();
+    let q = q.as_slice();
+    assert_eq!((q[0] + q[1], q[2], q[3]), (480, 0, 64));
+    // Twice as much for twice the load, to within a slice of both.
+    assert!(q[0].abs_diff(320) <= 10, "{q:?}");
+}
+
+#[test]
+fn replicas_make_room_for_others() {
+    // Expert 0 may run on both ranks and has to leave rank 0 to expert 1.
+    let loads = Loads::new(array![[50, 50]]).unwrap();
+    let placement = Placement::new(2, vec![vec![0, 1], vec![0]]).unwrap();
+    let q = quotas(&QuotaRequest {
+        loads: &loads,
+        placement: &placement,
+        capacities: &[50, 50],
+        retention: 1.0,
+        policy: QuotaPolicy::Proportional,
+        profile: None,
+        floor: 0,
+    });
+    assert_eq!(q.unwrap(), Quotas::all(&loads));
+}
+
+#[test]
+fn unseen_experts_take_the_pooled_histogram() {
+    let mut counts = vec![0.0; 3 * Profile::BUCKETS];
+    counts[130] = 1.0;
+    counts[Profile::BUCKETS + 120] = 1.0;
+    let profile = Profile::from_counts(3, counts).unwrap();
+    let loads = Loads::new(array![[10, 10, 10]]).unwrap();
+    let placement = Placement::new(3, vec![vec![0, 1, 2]]).unwrap();
+    let q = quotas(&QuotaRequest {
+        loads: &loads,
+        placement: &placement,
+        capacities: &[100],
+        retention: 0.5,
+        policy: QuotaPolicy::Value,
+        profile: Some(&profile),
+        floor: 0,
+    });
+    assert_eq!(q.unwrap().as_slice(), [10, 0, 5]);
+}
+
+#[test]
+fn large_skewed_layer_within_capacities() {
+    let (experts, ranks) = (128u32, 8usize);
+    let counts = Array2::from_shape_fn((ranks, experts as usize), |(r, e)| {
+        (20_000 / (e + 1) + 3 * r) as u32
+    });
+    let loads = Loads::new(counts).unwrap();
+    let by_rank = (0..ranks as u32).map(|rank| {
+        (0..experts)
+            .filter(|e| e % 8 == rank || (e / 3) % 8 == rank)
+            .collect()
+    });
+    let placement = Placement::new(experts as usize, by_rank.collect()).unwrap();
+    let capacities: Vec<u64> = (0..8).map(|rank| 20_000 + 9_000 * rank).collect();
+    let q = quotas(&QuotaRequest {
+        loads: &loads,
+        placement: &placement,
+        capacities: &capacities,
+        retention: 0.5,
+        policy: QuotaPolicy::Blend,
+        profile: None,
+        floor: 16,
+    })
+    .unwrap();
+    assert!(routable(&placement, q.as_slice(), &capacities));
+    let free = largest_remainder(
+        (f64::from(loads.total()) / 2.0).round() as u32,
+        loads.per_expert(),
+    );
+    assert!(!routable(&placement, &free, &capacities));
+    let more = |e: usize| {
+        let mut more = q.as_slice().to_vec();
+        more[e] += 1;
+        more[e] <= loads.per_expert()[e] && routable(&placement, &more, &capacities)
+    };
+    let full = q.total() == sum(&free);
+    assert!(full || !(0..experts as usize).any(more));
+}
+
+#[test]
+fn bad_requests() {
+    let loads = Loads::new(array![[1, 2]]).unwrap();
+    let placement = Placement::new(2, vec![vec![0, 1]]).unwrap();
+    let profile = Profile::new(3);
+    let good = QuotaRequest {
+        loads: &loads,
+        placement: &placement,
+        capacities: &[3],
+        retention: 1.0,
+        policy: QuotaPolicy::Value,
+        profile: None,
+        floor: 0,
+    };
+    for retention in [-0.1, 1.1, f64::NAN] {
+        let result = quotas(&QuotaRequest { retention, ..good });
+        assert!(matches!(result, Err(Error::OutOfRange { .. })));
+    }
+    let capacities = &[1, 2];
+    let result = quotas(&QuotaRequest { capacities, ..good });
+    assert_eq!(
+        result.unwrap_err().to_string(),
+        "capacities: expected 1, got 2"
+    );
+    let profile = Some(&profile);
+    let result = quotas(&QuotaRequest { profile, ..good });
+    assert!(matches!(
+        result,
+        Err(Error::Mismatch {
+            expected: 2,
+            got: 3,
+            ..
+        })
+    ));
+    assert!("most".parse::<QuotaPolicy>().is_err());
+    for policy in POLICIES {
+        assert_eq!(policy.to_string().parse::<QuotaPolicy>().unwrap(), policy);
+    }
+}
+
+#[test]
+fn loads_and_topology() {
+    let loads = Loads::new(array![[1, 2], [3, 4], [5, 6]]).unwrap();
+    assert_eq!((loads.ranks(), loads.experts(), loads.total()), (3, 2, 21));
+    assert_eq!(loads.per_expert(), [9, 12]);
+    assert_eq!(
+        (loads.before(0, 1), loads.before(2, 0), loads.before(2, 1)),
+        (0, 4, 6)
+    );
+    let many = Loads::new(array![[u32::MAX], [1]]);
+    assert!(matches!(
+        many,
+        Err(Error::TooManyPairs {
+            pairs: 4_294_967_296
+        })
+    ));
+    assert!(matches!(
+        Loads::new(Array2::zeros((0, 2))),
+        Err(Error::NoRanks)
+    ));
+    assert!(matches!(
+        Loads::new(Array2::zeros((2, 0))),
+        Err(Error::NoExperts)
+    ));
+
+    let topology = Topology::new(5, 2).unwrap();
+    assert_eq!((topology.ranks(), topology.nodes()), (5, 3));
+    assert_eq!([0, 1, 2, 4].map(|r| topology.node_of(r)), [0, 0, 1, 2]);
+    assert_eq!(Topology::single_node(5).unwrap().nodes(), 1);
+    assert!(matches!(Topology::new(0, 1), Err(Error::NoRanks)));
+    assert!(matches!(Topology::single_node(0), Err(Error::NoRanks)));
+    assert!(matches!(Topology::new(1, 0), Err(Error::NoRanksPerNode)));
+}
