@@ -1,0 +1,6 @@
+//! Behaviour of the crate.
+
+mod case;
+mod oracle;
+mod shrink;
+mod table;
