@@ -1,1 +1,63 @@
-//! placeholder
+//! The expert FFN of a Mixture-of-Experts layer over groups of rows, forward and backward.
+//!
+//! A rank holds several expert *instances* and, for each, a group of *rows*: one row is one routed (token, expert)
+//! pair. For the row x of an instance with matrices `[out, in]`:
+//!
+//! ```text
+//! gated   h = act(W_gate x) * (W_up x)      y = W_down h        swiglu, geglu_tanh, geglu_erf, reglu
+//! plain   h = act(W_up x)                   y = W_down h        relu2, gelu, silu
+//! ```
+//!
+//! | array | shape |
+//! |---|---|
+//! | gate and up weights | `[instances, F, D]` |
+//! | down weights | `[instances, D, F]` |
+//! | row offsets | `[instances + 1]`, from 0 to rows; a group may be empty |
+//! | x, y, dy, dx | `[rows, D]` |
+//! | gate weight p, selection weight w, dp, squared norm of h | `[rows]` |
+//!
+//! [`ExpertFfn::forward`] keeps nothing: [`ExpertFfn::backward`] recomputes what it needs from x. With
+//! `b = W_down^T dy` and the dy of the layer's output (p not in it):
+//!
+//! ```text
+//! dp = <b, h>     dh = p b     dx = W_gate^T dgate + W_up^T dup
+//! dW_down = sum w p dy h^T     dW_gate = sum w dgate x^T     dW_up = sum w dup x^T
+//! ```
+//!
+//! All arrays are f32 in standard layout; anything else is an [`Error`]. What is computed for a row (y, the norm of h, dx, dp)
+//! does not depend, to the bit, on the group's other rows, on its place, or on the number of threads; weight
+//! gradients are sums in row order and do not depend on the number of threads. So equal rows tie exactly in a later
+//! selection, and a pass in chunks equals one in a piece.
+//!
+//! The backend is [`Cpu`]: tiles of 64 rows over the ambient rayon pool, each product a single-threaded
+//! [`gemm`](https://docs.rs/gemm).
+//!
+//! ```
+//! use lrmoe_kernels::{
+//!     Activation, Cpu, ExpertFfn, FfnShape, Weights, Workspace,
+//!     ndarray::{array, Array2},
+//! };
+//!
+//! // Two instances, D = 2, F = 1; rows 0 and 1 belong to the first, row 2 to the second.
+//! let shape = FfnShape { width: 2, hidden: 1, activation: Activation::Relu2 };
+//! let up = array![[[1.0, 1.0]], [[1.0, -1.0]]];
+//! let down = array![[[1.0], [0.0]], [[0.0], [1.0]]];
+//! let weights = Weights { gate: None, up: up.view(), down: down.view() };
+//! let x = array![[1.0, 2.0], [-3.0, 1.0], [5.0, 1.0]];
+//! let mut y = Array2::zeros((3, 2));
+//! Cpu.forward(&shape, &weights, &[0, 2, 3], x.view(), &mut Workspace::new(), y.view_mut(), None)?;
+//! assert_eq!(y, array![[9.0, 0.0], [0.0, 0.0], [0.0, 16.0]]);
+//! # Ok::<(), lrmoe_kernels::Error>(())
+//! ```
+
+mod activation;
+mod cpu;
+mod error;
+mod ffn;
+
+pub use activation::Activation;
+pub use cpu::{Cpu, Workspace};
+pub use error::Error;
+pub use ffn::{BackwardRows, ExpertFfn, FfnShape, WeightGradients, Weights};
+pub use lrmoe_metric::SquaredNorm;
+pub use ndarray;
