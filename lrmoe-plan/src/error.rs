@@ -106,7 +106,7 @@ pub enum Error {
         expected: &'static str,
     },
     /// A cluster description that is not valid TOML or lacks fields.
-    #[error("cluster description: {0}")]
+    #[error("cluster description: {}", .0.message())]
     ClusterToml(#[from] toml::de::Error),
 }
 

@@ -1,0 +1,280 @@
+//! Options of a training run: the command line over a TOML file over defaults, checked before anything starts.
+//!
+//! [`TrainOptions`] is what a user says, in either place and under the same names; what is left out is
+//! `None`. [`TrainOptions::resolve`] makes a [`TrainConfig`] of it, which is complete and consistent.
+
+mod contender;
+mod error;
+mod options;
+
+use std::path::{Path, PathBuf};
+
+use lrmoe_kernels::Activation;
+use lrmoe_plan::ClusterSpec;
+
+use crate::model::ModelConfig;
+use crate::policy::{Policy, Selecting};
+
+pub use contender::{Contender, ContenderName, PolicyName};
+pub use error::ConfigError;
+pub use options::TrainOptions;
+
+use error::{above, within};
+
+const MIB: u64 = 1 << 20;
+/// Ranks and threads of one process.
+const MOST_THREADS: usize = 1024;
+
+/// A training run, complete and checked.
+#[derive(Clone, Debug)]
+pub struct TrainConfig {
+    /// Files and folders of the text.
+    pub text: Vec<PathBuf>,
+    /// Sizes of the model.
+    pub model: ModelConfig,
+    /// Activation of the experts.
+    pub activation: Activation,
+    /// How the MoE layers treat their pairs.
+    pub policy: Policy,
+    /// Policies to run one after another and compare; empty for a single run of `policy`.
+    pub compare: Vec<Contender>,
+    /// Ranks, each a thread.
+    pub ranks: usize,
+    /// Ranks that share a node.
+    pub ranks_per_node: usize,
+    /// Threads of the compute pool; `None` for one per core.
+    pub threads: Option<usize>,
+    /// Expert slots of each rank.
+    pub slots: u32,
+    /// Rows of a forward chunk.
+    pub chunk_rows: u64,
+    /// Memory budget of a rank for experts and token buffers, in bytes.
+    pub budget_bytes: Option<u64>,
+    /// Cluster of the modelled times.
+    pub cluster: ClusterSpec,
+    /// Sequences per step over all ranks, a multiple of `ranks`.
+    pub batch: usize,
+    /// Steps of the run.
+    pub steps: u32,
+    /// Largest learning rate.
+    pub learning_rate: f32,
+    /// Steps over which the learning rate rises.
+    pub warmup: u32,
+    /// Decoupled weight decay.
+    pub weight_decay: f32,
+    /// Largest norm of the gradient; 0 leaves it as it is.
+    pub clip: f32,
+    /// Weight of each layer's balance loss.
+    pub balance_loss: f64,
+    /// Seed of parameters, batches and selection.
+    pub seed: u64,
+    /// Steps between evaluations; 0 for one at the end.
+    pub eval_every: u32,
+    /// Held-out sequences of an evaluation.
+    pub eval_sequences: usize,
+    /// Steps between checkpoints; 0 for one at the end.
+    pub checkpoint_every: u32,
+    /// Folder of the results.
+    pub out: PathBuf,
+    /// Continue from the checkpoint in `out`.
+    pub resume: bool,
+    /// Replace an earlier run in `out`.
+    pub overwrite: bool,
+    /// Held-out loss at which the run ends, in nats per byte.
+    pub target_loss: Option<f32>,
+    /// Longest wait for the other ranks, in seconds.
+    pub deadline_seconds: u64,
+}
+
+impl TrainOptions {
+    /// Reads the configuration file, if one is named, and fills what the command line leaves open from it, then
+    /// from the defaults; checks everything.
+    ///
+    /// # Errors
+    ///
+    /// A configuration or cluster file that cannot be read, no text, a value out of its range, or values that
+    /// contradict each other. Whether the text itself can be used is not looked at.
+    pub fn resolve(self) -> Result<TrainConfig, ConfigError> {
+        match self.config.clone() {
+            Some(path) => {
+                let text = read(&path)?;
+                let file = Self::from_toml(&text).map_err(|source| {
+                    let start = source.span().map_or(0, |span| span.start);
+                    let line = 1 + text[..start].matches('\n').count();
+                    let source = Box::new(source);
+                    ConfigError::Toml { path, line, source }
+                })?;
+                self.or(file).complete()
+            }
+            None => self.complete(),
+        }
+    }
+
+    fn complete(self) -> Result<TrainConfig, ConfigError> {
+        let text = self.text.clone().unwrap_or_default();
+        if text.is_empty() {
+            return Err(ConfigError::NoText);
+        }
+        let model = self.model()?;
+        let ranks = within("ranks", self.ranks.unwrap_or(4), 1..=MOST_THREADS)?;
+        let per_node = self.ranks_per_node.unwrap_or(ranks);
+        let threads = self
+            .threads
+            .map(|threads| within("threads", threads, 1..=MOST_THREADS));
+        let steps = within("steps", self.steps.unwrap_or(300), 1..=u32::MAX)?;
+        let warmup = self.warmup.unwrap_or(20.min(steps / 5));
+        let budget = self
+            .budget_mib
+            .map(|mib| within("budget-mib", mib, 1..=u64::MAX / MIB));
+        let target = self.target_loss.map(|loss| above("target-loss", loss, 0.0));
+        let chunk_rows = self.chunk_rows.unwrap_or(4096);
+        Ok(TrainConfig {
+            text,
+            activation: self.activation.unwrap_or(Activation::SwiGlu),
+            policy: self.policy(self.policy.unwrap_or(PolicyName::Lrmoe), None)?,
+            compare: self.contenders()?,
+            ranks_per_node: within("ranks-per-node", per_node, 1..=MOST_THREADS)?,
+            threads: threads.transpose()?,
+            slots: self.slots(ranks, model.experts)?,
+            chunk_rows: within("chunk-rows", chunk_rows, 1..=u64::from(u32::MAX))?,
+            budget_bytes: budget.transpose()?.map(|mib| mib * MIB),
+            cluster: self.cluster()?,
+            batch: self.batch(ranks, &model)?,
+            steps,
+            learning_rate: above("learning-rate", self.learning_rate.unwrap_or(3e-3), 0.0)?,
+            warmup: within("warmup", warmup, 0..=steps)?,
+            weight_decay: within(
+                "weight-decay",
+                self.weight_decay.unwrap_or(0.1),
+                0.0..=f32::MAX,
+            )?,
+            clip: within("clip", self.clip.unwrap_or(1.0), 0.0..=f32::MAX)?,
+            balance_loss: within(
+                "balance-loss",
+                self.balance_loss.unwrap_or(1e-3),
+                0.0..=f64::MAX,
+            )?,
+            seed: self.seed.unwrap_or(1),
+            eval_every: self.eval_every.unwrap_or(25),
+            eval_sequences: within(
+                "eval-sequences",
+                self.eval_sequences.unwrap_or(16),
+                1..=1 << 20,
+            )?,
+            checkpoint_every: self.checkpoint_every.unwrap_or(100),
+            out: self.out.unwrap_or_else(|| "out".into()),
+            resume: self.resume,
+            overwrite: self.overwrite,
+            target_loss: target.transpose()?,
+            deadline_seconds: within(
+                "deadline-seconds",
+                self.deadline_seconds.unwrap_or(600),
+                1..=u64::MAX,
+            )?,
+            model,
+            ranks,
+        })
+    }
+
+    fn model(&self) -> Result<ModelConfig, ConfigError> {
+        let model = ModelConfig {
+            width: self.width.unwrap_or(128),
+            heads: self.heads.unwrap_or(4),
+            layers: self.layers.unwrap_or(2),
+            context: self.context.unwrap_or(256),
+            experts: self.experts.unwrap_or(16),
+            top_k: self.top_k.unwrap_or(2),
+            hidden: self.hidden.unwrap_or(128),
+        };
+        model
+            .validate()
+            .map_err(|error| ConfigError::Model(Box::new(error)))?;
+        Ok(model)
+    }
+
+    /// A policy with the options that shape it; `retention` stands before the option.
+    fn policy(&self, name: PolicyName, retention: Option<f64>) -> Result<Policy, ConfigError> {
+        let standard = Selecting::default();
+        let retention = retention.or(self.retention).unwrap_or(standard.retention);
+        // Checked for every policy: a wrong value is wrong even where it has no effect.
+        let retention = within("retention", retention, 0.0..=1.0)?;
+        let capacity_factor = above("capacity-factor", self.capacity_factor.unwrap_or(1.0), 0.0)?;
+        Ok(match name {
+            PolicyName::Dropless => Policy::Dropless,
+            PolicyName::Symi => Policy::Symi { capacity_factor },
+            PolicyName::Lrmoe => Policy::Lrmoe(Selecting {
+                retention,
+                score: self.score.unwrap_or(standard.score),
+                method: self.select.unwrap_or(standard.method),
+                quotas: self.quota_policy.unwrap_or(standard.quotas),
+                ..standard
+            }),
+        })
+    }
+
+    fn contenders(&self) -> Result<Vec<Contender>, ConfigError> {
+        let mut contenders: Vec<Contender> = Vec::new();
+        for given in self.compare.iter().flatten() {
+            let name = given.to_string();
+            if contenders.iter().any(|known| known.name == name) {
+                return Err(ConfigError::Repeated { name });
+            }
+            let policy = self.policy(given.policy, given.retention)?;
+            contenders.push(Contender { name, policy });
+        }
+        Ok(contenders)
+    }
+
+    /// Slots of a rank: a quarter more than the experts that it needs to hold.
+    fn slots(&self, ranks: usize, experts: usize) -> Result<u32, ConfigError> {
+        let standard = (5 * experts.div_ceil(ranks)).div_ceil(4).min(experts);
+        let slots = self.slots.map_or(standard, |slots| slots as usize);
+        if slots * ranks < experts || slots > experts {
+            return Err(ConfigError::Slots {
+                slots,
+                ranks,
+                experts,
+            });
+        }
+        Ok(slots as u32)
+    }
+
+    /// Sequences of a step, divisible among the ranks; the pairs of a layer are counted in 32 bits.
+    fn batch(&self, ranks: usize, model: &ModelConfig) -> Result<usize, ConfigError> {
+        let batch = within("batch", self.batch.unwrap_or(8), 1..=u32::MAX as usize)?;
+        if !batch.is_multiple_of(ranks) {
+            return Err(ConfigError::Batch { batch, ranks });
+        }
+        let pairs = batch as u128 * model.context as u128 * model.top_k as u128;
+        if pairs > u128::from(u32::MAX) {
+            return Err(ConfigError::Pairs {
+                pairs,
+                batch,
+                context: model.context,
+                top_k: model.top_k,
+            });
+        }
+        Ok(batch)
+    }
+
+    /// A preset, or the description in a file whose name ends in `.toml`.
+    fn cluster(&self) -> Result<ClusterSpec, ConfigError> {
+        let name = self.cluster.as_deref().unwrap_or(ClusterSpec::PRESETS[0]);
+        if !name.ends_with(".toml") {
+            return ClusterSpec::preset(name).map_err(|error| ConfigError::Preset(Box::new(error)));
+        }
+        let path = PathBuf::from(name);
+        let text = read(&path)?;
+        ClusterSpec::from_toml(&text).map_err(|source| ConfigError::Cluster {
+            path,
+            source: Box::new(source),
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::File {
+        path: path.to_path_buf(),
+        source,
+    })
+}

@@ -1,0 +1,143 @@
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use crate::model::ModelError;
+
+/// What makes options unusable.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A configuration or cluster file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The configuration file is not valid TOML, or has an unknown key or a value of the wrong kind.
+    #[error("configuration {}, line {line}: {}", path.display(), source.message())]
+    Toml {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong there.
+        source: Box<toml::de::Error>,
+    },
+    /// The cluster file does not describe a cluster.
+    #[error("cluster {}: {source}", path.display())]
+    Cluster {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<lrmoe_plan::Error>,
+    },
+    /// Neither a preset nor a TOML file.
+    #[error(transparent)]
+    Preset(Box<lrmoe_plan::Error>),
+    /// Nothing to train on.
+    #[error("no text given: name files or folders with --text or in the configuration file")]
+    NoText,
+    /// A number is out of its range.
+    #[error("{name} {value} is out of range, must be {range}")]
+    OutOfRange {
+        /// The option.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What it can be.
+        range: String,
+    },
+    /// The sizes make no model.
+    #[error(transparent)]
+    Model(Box<ModelError>),
+    /// The batch cannot be divided evenly.
+    #[error("batch of {batch} sequences is not a multiple of {ranks} ranks")]
+    Batch {
+        /// Sequences per step.
+        batch: usize,
+        /// Ranks.
+        ranks: usize,
+    },
+    /// More pairs in a layer than can be counted.
+    #[error(
+        "a batch of {batch} sequences of {context} bytes sent to {top_k} experts has {pairs} pairs, the limit is {}",
+        u32::MAX
+    )]
+    Pairs {
+        /// Pairs of a layer.
+        pairs: u128,
+        /// Sequences per step.
+        batch: usize,
+        /// Bytes of a sequence.
+        context: usize,
+        /// Experts per token.
+        top_k: usize,
+    },
+    /// The slots cannot hold every expert, or more than every expert.
+    #[error(
+        "{slots} slots on each of {ranks} ranks cannot hold {experts} experts, must be {} to {experts}",
+        experts.div_ceil(*ranks)
+    )]
+    Slots {
+        /// Slots of a rank.
+        slots: usize,
+        /// Ranks.
+        ranks: usize,
+        /// Experts.
+        experts: usize,
+    },
+    /// A policy that does not exist.
+    #[error("unknown policy `{name}`, must be dropless, symi or lrmoe")]
+    Policy {
+        /// The name given.
+        name: String,
+    },
+    /// A retention that is no number, or stands behind a policy that retains everything.
+    #[error("`{text}` is not POLICY or lrmoe@RETENTION")]
+    Contender {
+        /// The text given.
+        text: String,
+    },
+    /// The same contender twice.
+    #[error("{name} is compared with itself")]
+    Repeated {
+        /// The contender.
+        name: String,
+    },
+}
+
+/// The value, if it lies in the range; NaN lies in none.
+pub(super) fn within<T: Copy + Display + PartialOrd>(
+    name: &'static str,
+    value: T,
+    range: RangeInclusive<T>,
+) -> Result<T, ConfigError> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    Err(ConfigError::OutOfRange {
+        name,
+        value: value.to_string(),
+        range: format!("{} to {}", range.start(), range.end()),
+    })
+}
+
+/// The value, if it is finite and above the limit.
+pub(super) fn above<T: Copy + Display + Into<f64>>(
+    name: &'static str,
+    value: T,
+    limit: f64,
+) -> Result<T, ConfigError> {
+    let number: f64 = value.into();
+    if number > limit && number.is_finite() {
+        return Ok(value);
+    }
+    Err(ConfigError::OutOfRange {
+        name,
+        value: value.to_string(),
+        range: format!("above {limit}"),
+    })
+}

@@ -1,0 +1,240 @@
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use lrmoe_kernels::Activation;
+use lrmoe_metric::{Method, Score};
+use lrmoe_plan::QuotaPolicy;
+use serde::de::{Deserialize, Deserializer, Error};
+
+use super::contender::{ContenderName, PolicyName};
+
+/// Options of a training run as given, on the command line or in a TOML file with the same names.
+#[derive(Args, Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct TrainOptions {
+    /// TOML file with any of these options under the same names (without --), such as `top-k = 2`; the command line wins.
+    /// Paths in it are relative to the working directory
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub(super) config: Option<PathBuf>,
+    /// Text to train on, required: files, or folders whose .txt, .md and .rs files are taken. The last tenth is held out
+    #[arg(long, value_name = "FILE-or-DIR", num_args = 1..)]
+    pub(super) text: Option<Vec<PathBuf>>,
+    /// Folder of the results: steps.jsonl, checkpoint.safetensors [default: out]
+    #[arg(long, value_name = "DIR")]
+    pub(super) out: Option<PathBuf>,
+    /// Continue from DIR/checkpoint.safetensors of --out, bit for bit
+    #[arg(long)]
+    pub(super) resume: bool,
+    /// Replace the results of an earlier run in --out
+    #[arg(long)]
+    pub(super) overwrite: bool,
+
+    /// What runs backward: dropless (every pair), symi (replicas follow popularity, pairs beyond capacity are dropped in
+    /// forward too) or lrmoe (all forward, selected pairs backward) [default: lrmoe]
+    #[arg(long, value_name = "NAME", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) policy: Option<PolicyName>,
+    /// Share of the routed pairs that runs backward, 0 to 1; 0 freezes the experts. For lrmoe [default: 0.5]
+    #[arg(long, value_name = "SHARE", help_heading = "Policy")]
+    pub(super) retention: Option<f64>,
+    /// What a pair is judged by: down-grad (its term in the weight gradient), forward (known before backward), gate or
+    /// random [default: down-grad]
+    #[arg(long, value_name = "NAME", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) score: Option<Score>,
+    /// How pairs are chosen by score: priority (random, unbiased weight gradients) or top (largest first, biased)
+    /// [default: priority]
+    #[arg(long, value_name = "NAME", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) select: Option<Method>,
+    /// How the retained pairs are divided among experts: proportional (to load), value (by score) or blend (half each)
+    /// [default: proportional]
+    #[arg(long, value_name = "NAME", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) quota_policy: Option<QuotaPolicy>,
+    /// Pairs that all slots take together, as a multiple of the routed pairs; lower drops more. For symi [default: 1.0]
+    #[arg(long, value_name = "FACTOR", help_heading = "Policy")]
+    pub(super) capacity_factor: Option<f64>,
+    /// Run several policies from the same start and compare them: a list of POLICY or lrmoe@RETENTION, such as
+    /// dropless,symi,lrmoe,lrmoe@0
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        help_heading = "Policy"
+    )]
+    #[serde(deserialize_with = "parsed_list")]
+    pub(super) compare: Option<Vec<ContenderName>>,
+    /// Loss on held-out text, in nats per byte, at which a run ends; looked at every --eval-every steps
+    #[arg(long, value_name = "NATS", help_heading = "Policy")]
+    pub(super) target_loss: Option<f32>,
+
+    /// Ranks, each a thread with its share of batch and experts [default: 4]
+    #[arg(long, value_name = "N", help_heading = "Ranks and memory")]
+    pub(super) ranks: Option<usize>,
+    /// Ranks that share a node; pairs that cross nodes are avoided first [default: all]
+    #[arg(long, value_name = "N", help_heading = "Ranks and memory")]
+    pub(super) ranks_per_node: Option<usize>,
+    /// Threads that all ranks compute on [default: one per core]
+    #[arg(long, value_name = "N", help_heading = "Ranks and memory")]
+    pub(super) threads: Option<usize>,
+    /// Expert instances that a rank can hold; more than experts / ranks leaves room for replicas [default: a quarter more]
+    #[arg(long, value_name = "N", help_heading = "Ranks and memory")]
+    pub(super) slots: Option<u32>,
+    /// Rows that a rank takes forward at once: bounds its buffers [default: 4096]
+    #[arg(long, value_name = "ROWS", help_heading = "Ranks and memory")]
+    pub(super) chunk_rows: Option<u64>,
+    /// Memory of a rank for experts and token buffers, in MiB; fewer pairs run backward where it binds [default: no limit]
+    #[arg(long, value_name = "MIB", help_heading = "Ranks and memory")]
+    pub(super) budget_mib: Option<u64>,
+    /// Cluster of the modelled times: 8xA100, 8xH100, 8xH200 or a TOML file [default: 8xA100]
+    #[arg(long, value_name = "NAME-or-FILE", help_heading = "Ranks and memory")]
+    pub(super) cluster: Option<String>,
+    /// Seconds a rank waits for the others before it gives up [default: 600]
+    #[arg(long, value_name = "SECONDS", help_heading = "Ranks and memory")]
+    pub(super) deadline_seconds: Option<u64>,
+
+    /// Transformer layers, each with a MoE layer [default: 2]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(super) layers: Option<usize>,
+    /// Values of a token between layers [default: 128]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(super) width: Option<usize>,
+    /// Attention heads; divide the width into even sizes [default: 4]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(super) heads: Option<usize>,
+    /// Bytes of a sequence [default: 256]
+    #[arg(long, value_name = "BYTES", help_heading = "Model")]
+    pub(super) context: Option<usize>,
+    /// Experts of a MoE layer [default: 16]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(super) experts: Option<usize>,
+    /// Experts that each token is sent to [default: 2]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(super) top_k: Option<usize>,
+    /// Values inside an expert [default: 128]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(super) hidden: Option<usize>,
+    /// Activation of the experts: swiglu, geglu_tanh, geglu_erf, reglu, relu2, gelu or silu [default: swiglu]
+    #[arg(long, value_name = "NAME", help_heading = "Model")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) activation: Option<Activation>,
+
+    /// Training steps [default: 300]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub(super) steps: Option<u32>,
+    /// Sequences per step over all ranks, a multiple of the ranks [default: 8]
+    #[arg(long, value_name = "SEQUENCES", help_heading = "Training")]
+    pub(super) batch: Option<usize>,
+    /// Seed of parameters, batches and selection; the same seed gives the same run [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub(super) seed: Option<u64>,
+    /// Largest learning rate of AdamW, reached after --warmup, then falling to a tenth along a cosine [default: 0.003]
+    #[arg(long, value_name = "RATE", help_heading = "Training")]
+    pub(super) learning_rate: Option<f32>,
+    /// Steps over which the learning rate rises [default: 20, at most a fifth of the steps]
+    #[arg(long, value_name = "STEPS", help_heading = "Training")]
+    pub(super) warmup: Option<u32>,
+    /// Decoupled weight decay of AdamW [default: 0.1]
+    #[arg(long, value_name = "RATE", help_heading = "Training")]
+    pub(super) weight_decay: Option<f32>,
+    /// Norm that larger gradients are scaled down to; 0 never scales [default: 1.0]
+    #[arg(long, value_name = "NORM", help_heading = "Training")]
+    pub(super) clip: Option<f32>,
+    /// Weight of each layer's balance loss; higher evens out the experts' loads [default: 0.001]
+    #[arg(long, value_name = "WEIGHT", help_heading = "Training")]
+    pub(super) balance_loss: Option<f64>,
+    /// Steps between evaluations on held-out text; 0 = only at the end [default: 25]
+    #[arg(long, value_name = "STEPS", help_heading = "Training")]
+    pub(super) eval_every: Option<u32>,
+    /// Held-out sequences of an evaluation [default: 16]
+    #[arg(long, value_name = "SEQUENCES", help_heading = "Training")]
+    pub(super) eval_sequences: Option<usize>,
+    /// Steps between checkpoints; 0 = only at the end [default: 100]
+    #[arg(long, value_name = "STEPS", help_heading = "Training")]
+    pub(super) checkpoint_every: Option<u32>,
+}
+
+impl TrainOptions {
+    /// Options from TOML text.
+    ///
+    /// # Errors
+    ///
+    /// Text that is not TOML, an unknown key, or a value of the wrong kind; the error says where.
+    pub fn from_toml(text: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    /// These options, and those of `other` where these say nothing.
+    pub(super) fn or(self, other: Self) -> Self {
+        Self {
+            config: self.config.or(other.config),
+            text: self.text.or(other.text),
+            out: self.out.or(other.out),
+            resume: self.resume || other.resume,
+            overwrite: self.overwrite || other.overwrite,
+            policy: self.policy.or(other.policy),
+            retention: self.retention.or(other.retention),
+            score: self.score.or(other.score),
+            select: self.select.or(other.select),
+            quota_policy: self.quota_policy.or(other.quota_policy),
+            capacity_factor: self.capacity_factor.or(other.capacity_factor),
+            compare: self.compare.or(other.compare),
+            target_loss: self.target_loss.or(other.target_loss),
+            ranks: self.ranks.or(other.ranks),
+            ranks_per_node: self.ranks_per_node.or(other.ranks_per_node),
+            threads: self.threads.or(other.threads),
+            slots: self.slots.or(other.slots),
+            chunk_rows: self.chunk_rows.or(other.chunk_rows),
+            budget_mib: self.budget_mib.or(other.budget_mib),
+            cluster: self.cluster.or(other.cluster),
+            deadline_seconds: self.deadline_seconds.or(other.deadline_seconds),
+            layers: self.layers.or(other.layers),
+            width: self.width.or(other.width),
+            heads: self.heads.or(other.heads),
+            context: self.context.or(other.context),
+            experts: self.experts.or(other.experts),
+            top_k: self.top_k.or(other.top_k),
+            hidden: self.hidden.or(other.hidden),
+            activation: self.activation.or(other.activation),
+            steps: self.steps.or(other.steps),
+            batch: self.batch.or(other.batch),
+            seed: self.seed.or(other.seed),
+            learning_rate: self.learning_rate.or(other.learning_rate),
+            warmup: self.warmup.or(other.warmup),
+            weight_decay: self.weight_decay.or(other.weight_decay),
+            clip: self.clip.or(other.clip),
+            balance_loss: self.balance_loss.or(other.balance_loss),
+            eval_every: self.eval_every.or(other.eval_every),
+            eval_sequences: self.eval_sequences.or(other.eval_sequences),
+            checkpoint_every: self.checkpoint_every.or(other.checkpoint_every),
+        }
+    }
+}
+
+/// A value written as on the command line.
+fn parsed<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: FromStr<Err: Display>,
+    D: Deserializer<'de>,
+{
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(Error::custom)
+}
+
+/// A list of values written as on the command line.
+fn parsed_list<'de, T, D>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
+where
+    T: FromStr<Err: Display>,
+    D: Deserializer<'de>,
+{
+    let texts = Vec::<String>::deserialize(deserializer)?;
+    let values = texts
+        .iter()
+        .map(|text| text.parse())
+        .collect::<Result<_, _>>();
+    values.map(Some).map_err(Error::custom)
+}

@@ -1,0 +1,184 @@
+//! Errors of the composition and the trainer.
+
+use std::path::PathBuf;
+
+use crate::model::ModelError;
+
+/// What can go wrong in a layer, a run or a tool.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// From scores and selection.
+    #[error(transparent)]
+    Metric(#[from] lrmoe_metric::Error),
+    /// From quotas, placement, memory or cost.
+    #[error(transparent)]
+    Plan(#[from] lrmoe_plan::Error),
+    /// From routing.
+    #[error(transparent)]
+    Route(#[from] lrmoe_route::Error),
+    /// From gather, regroup or scatter-add.
+    #[error(transparent)]
+    Compact(#[from] lrmoe_compact::Error),
+    /// From the expert kernels.
+    #[error(transparent)]
+    Kernels(#[from] lrmoe_kernels::Error),
+    /// From a collective.
+    #[error(transparent)]
+    Comm(#[from] lrmoe_comm::Error),
+    /// From the corpus.
+    #[error(transparent)]
+    Text(#[from] crate::text::TextError),
+    /// From the options.
+    #[error(transparent)]
+    Config(#[from] crate::config::ConfigError),
+    /// From the dense part of the model.
+    #[error(transparent)]
+    Model(ModelError),
+    /// From a checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] crate::train::CheckpointError),
+    /// A per-rank setting of another length than the number of ranks.
+    #[error("{what} has {len} entries for {ranks} ranks")]
+    PerRank {
+        /// Which setting.
+        what: &'static str,
+        /// Its length.
+        len: usize,
+        /// Number of ranks.
+        ranks: usize,
+    },
+    /// A rank outside the world.
+    #[error("rank {rank} does not exist among {ranks}")]
+    NoSuchRank {
+        /// The rank.
+        rank: usize,
+        /// Number of ranks.
+        ranks: usize,
+    },
+    /// More experts per token than experts, or none.
+    #[error("top-k {top_k} must be at least 1 and at most the number of experts, {experts}")]
+    TopK {
+        /// Experts per token.
+        top_k: usize,
+        /// Number of experts.
+        experts: usize,
+    },
+    /// Chunks without rows.
+    #[error("a chunk of 0 rows moves nothing; chunk rows must be at least 1")]
+    NoChunk,
+    /// Initial parameters that do not fit the expert's shape.
+    #[error("expert {expert} takes {matrices} matrices of {block} numbers, got lengths {given:?}")]
+    ExpertParameters {
+        /// The expert.
+        expert: usize,
+        /// Matrices it takes.
+        matrices: usize,
+        /// Numbers in each.
+        block: usize,
+        /// Lengths given.
+        given: Vec<usize>,
+    },
+    /// Inputs of the forward pass that do not fit together.
+    #[error(
+        "x {x:?}, expert ids {expert_ids:?} and gate weights {gate_weights:?} must be [tokens, {width}] and twice [tokens, {top_k}]"
+    )]
+    ForwardShapes {
+        /// Shape of x.
+        x: (usize, usize),
+        /// Shape of the expert ids.
+        expert_ids: (usize, usize),
+        /// Shape of the gate weights.
+        gate_weights: (usize, usize),
+        /// Width of the layer.
+        width: usize,
+        /// Experts per token.
+        top_k: usize,
+    },
+    /// A gradient of another shape than the forward pass's x.
+    #[error("dy is {dy:?} but the forward pass took {expected:?}")]
+    BackwardShape {
+        /// Shape given.
+        dy: (usize, usize),
+        /// Shape of x.
+        expected: (usize, usize),
+    },
+    /// Backward or update without a training forward pass before it.
+    #[error("a training forward pass must come first")]
+    NoForward,
+    /// Layer state of another length.
+    #[error("state has {len} {what}, the layer has {expected}")]
+    StateLength {
+        /// Which vector.
+        what: &'static str,
+        /// Its length.
+        len: usize,
+        /// What the layer has.
+        expected: usize,
+    },
+    /// The loss is not a number any more.
+    #[error("the loss of step {step} is {loss}; try a smaller learning rate")]
+    Diverged {
+        /// The step.
+        step: u32,
+        /// Its loss.
+        loss: f32,
+    },
+    /// The output folder already holds a run.
+    #[error("{} already holds a run; continue it with --resume, replace it with --overwrite, or choose another --out", .0.display())]
+    OutExists(PathBuf),
+    /// A file could not be read or written.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A rank's thread ended by a panic.
+    #[error("rank {rank} panicked: {message}")]
+    Panicked {
+        /// The rank.
+        rank: usize,
+        /// What it said.
+        message: String,
+    },
+}
+
+impl Error {
+    /// Whether another rank's failure, rather than this rank, is behind it.
+    pub(crate) fn is_consequence(&self) -> bool {
+        matches!(
+            self,
+            Self::Comm(_)
+                | Self::Metric(
+                    lrmoe_metric::Error::Elsewhere { .. } | lrmoe_metric::Error::Exchange(_)
+                )
+        )
+    }
+
+    /// For `map_err` on file operations.
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { path, source }
+    }
+}
+
+/// A layer's own error comes out as it went in.
+impl From<ModelError> for Error {
+    fn from(error: ModelError) -> Self {
+        match error {
+            ModelError::Layer { layer, source } => match source.downcast::<Self>() {
+                Ok(own) => *own,
+                Err(source) => Self::Model(ModelError::Layer { layer, source }),
+            },
+            other => Self::Model(other),
+        }
+    }
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(error: candle_core::Error) -> Self {
+        ModelError::from(error).into()
+    }
+}

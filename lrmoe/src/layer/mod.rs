@@ -1,0 +1,407 @@
+//! One MoE layer on one rank, over any communicator.
+
+mod backward;
+mod buffer;
+mod dispatch;
+mod experts;
+mod forward;
+mod stats;
+
+use lrmoe_comm::Collective;
+use lrmoe_kernels::{FfnShape, Workspace};
+use lrmoe_metric::{Profile, Selection, SquaredNorm};
+use lrmoe_plan::{Fixed, Loads, Placement, PlacementPolicy, PlacementRequest, Quotas, Topology};
+use ndarray::Array2;
+
+use crate::adamw::{AdamW, Moments, sum_of_squares};
+use crate::error::Error;
+use crate::policy::{Policy, SymiCapacity};
+use buffer::Buffer;
+pub use experts::ExpertParameters;
+use experts::Experts;
+use stats::Clock;
+pub use stats::{LayerStats, Seconds, Stage, imbalance};
+
+/// What a layer is and how it treats its pairs; the same on every rank.
+#[derive(Clone, Debug)]
+pub struct LayerConfig {
+    /// Number of the layer in the model; separates its random numbers from those of the others.
+    pub layer: u32,
+    /// Seed of the selection's random numbers.
+    pub seed: u64,
+    /// Sizes and activation of one expert.
+    pub shape: FfnShape,
+    /// Number of experts.
+    pub experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// Ranks and nodes.
+    pub topology: Topology,
+    /// Expert slots per rank, `[ranks]`.
+    pub slots: Vec<u32>,
+    /// Most rows a rank takes at once in the forward pass.
+    pub chunk_rows: u64,
+    /// Most rows a rank can hold in the backward pass, `[ranks]`; `None` where memory sets no bound.
+    pub capacities: Option<Vec<u64>>,
+    /// What is run backward, where experts live, what is dropped.
+    pub policy: Policy,
+    /// Decay per step of the profile of scores.
+    pub profile_decay: f32,
+}
+
+/// What the forward pass leaves for the backward pass (stash mode `recompute`): x once per token, |h|^2 once per pair.
+#[derive(Debug)]
+struct Stash {
+    step: u32,
+    x: Array2<f32>,
+    expert_ids: Array2<i32>,
+    gate_weights: Array2<f32>,
+    h_norms: Option<Vec<SquaredNorm>>,
+    first_pair: u64,
+    quotas: Quotas,
+}
+
+/// Buffers that are kept from step to step.
+#[derive(Debug, Default)]
+struct Buffers {
+    send: Buffer<f32>,
+    receive: Buffer<f32>,
+    x: Buffer<f32>,
+    out: Buffer<f32>,
+    dy: Buffer<f32>,
+    words: Buffer<u32>,
+    received_words: Buffer<u32>,
+    scalars: Buffer<f32>,
+    received_scalars: Buffer<f32>,
+    norms: Buffer<SquaredNorm>,
+    ungrouped_norms: Buffer<SquaredNorm>,
+}
+
+impl Buffers {
+    fn bytes(&self) -> usize {
+        let floats = [
+            &self.send,
+            &self.receive,
+            &self.x,
+            &self.out,
+            &self.dy,
+            &self.scalars,
+            &self.received_scalars,
+        ];
+        let words = self.words.bytes() + self.received_words.bytes();
+        floats.iter().map(|b| b.bytes()).sum::<usize>()
+            + words
+            + self.norms.bytes()
+            + self.ungrouped_norms.bytes()
+    }
+}
+
+/// State of a layer that a checkpoint keeps, the same for any reader: vectors over all experts, see `MoeLayer::export`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerState {
+    /// Parameters of all experts: gate, up, down; within each, expert by expert.
+    pub parameters: Vec<f32>,
+    /// Their moments.
+    pub moments: Moments,
+    /// Experts on each rank, ascending.
+    pub placement: Vec<Vec<u32>>,
+    /// Histogram of scores, `Profile::to_counts`.
+    pub profile: Vec<f32>,
+    /// Slots per expert of the SYMI policy; empty for other policies.
+    pub replicas: Vec<u32>,
+}
+
+/// One MoE layer on one rank: the experts placed there, the owned shard of the optimizer, and what a step leaves behind.
+///
+/// A step is `forward`, `backward`, `reduce_gradients`, `update`; every rank calls each of them, with no tokens too.
+#[derive(Debug)]
+pub struct MoeLayer {
+    config: LayerConfig,
+    rank: usize,
+    experts: Experts,
+    symi: Option<SymiCapacity>,
+    profile: Profile,
+    stash: Option<Stash>,
+    selection: Option<Selection>,
+    loads: Option<Loads>,
+    buffers: Buffers,
+    workspace: Workspace,
+    scatter: lrmoe_compact::ScatterAdd,
+    stats: LayerStats,
+}
+
+impl MoeLayer {
+    /// A layer for `rank`; `init` gives an expert's first weights and must give the same on every rank.
+    ///
+    /// # Errors
+    /// Sizes of `config` that contradict each other, too few slots, parameters of a wrong length.
+    pub fn new(
+        config: LayerConfig,
+        rank: usize,
+        init: impl FnMut(usize) -> ExpertParameters,
+    ) -> Result<Self, Error> {
+        let ranks = config.topology.ranks();
+        for (what, len) in [
+            ("slots", Some(config.slots.len())),
+            ("capacities", config.capacities.as_ref().map(Vec::len)),
+        ] {
+            if len.is_some_and(|len| len != ranks) {
+                return Err(Error::PerRank {
+                    what,
+                    len: len.unwrap_or(0),
+                    ranks,
+                });
+            }
+        }
+        if rank >= ranks {
+            return Err(Error::NoSuchRank { rank, ranks });
+        }
+        if config.top_k == 0 || config.top_k > config.experts {
+            return Err(Error::TopK {
+                top_k: config.top_k,
+                experts: config.experts,
+            });
+        }
+        if config.chunk_rows == 0 {
+            return Err(Error::NoChunk);
+        }
+        let symi = match config.policy {
+            Policy::Symi { capacity_factor } => Some(SymiCapacity::new(
+                capacity_factor,
+                config.slots.iter().sum(),
+                config.experts,
+            )?),
+            _ => None,
+        };
+        let placement = first_placement(&config)?;
+        Ok(Self {
+            rank,
+            experts: Experts::new(config.shape, rank, placement, init)?,
+            symi,
+            profile: Profile::new(config.experts),
+            stash: None,
+            selection: None,
+            loads: None,
+            buffers: Buffers::default(),
+            workspace: Workspace::new(),
+            scatter: lrmoe_compact::ScatterAdd::new(),
+            stats: LayerStats::default(),
+            config,
+        })
+    }
+
+    /// The settings given to `new`.
+    pub fn config(&self) -> &LayerConfig {
+        &self.config
+    }
+
+    /// Where experts live now.
+    pub fn placement(&self) -> &Placement {
+        self.experts.placement()
+    }
+
+    /// Pairs per rank and expert in the last forward pass.
+    pub fn loads(&self) -> Option<&Loads> {
+        self.loads.as_ref()
+    }
+
+    /// Pairs of this rank that ran backward in the last backward pass, with their weights.
+    pub fn selection(&self) -> Option<&Selection> {
+        self.selection.as_ref()
+    }
+
+    /// What the step has done so far.
+    pub fn stats(&self) -> &LayerStats {
+        &self.stats
+    }
+
+    /// Gradients of the instances on this rank, before reduction: gate (if gated), up, down, each `[local instances, ..]`.
+    pub fn instance_gradients(&self) -> impl Iterator<Item = &ndarray::Array3<f32>> {
+        self.experts.gradients()
+    }
+
+    /// The owned part of the reduced gradient, after `reduce_gradients`.
+    pub fn shard_gradient(&self) -> &[f32] {
+        self.experts.shard_gradient()
+    }
+
+    /// Adds the gradients of all instances of an expert up at the owners of its parameters. Returns the sum of squares of the owned part.
+    ///
+    /// # Errors
+    /// A failed exchange.
+    pub fn reduce_gradients<C: Collective>(&mut self, comm: &mut C) -> Result<f64, Error> {
+        if self.config.policy.is_frozen() {
+            return Ok(0.0);
+        }
+        let mut clock = Clock::start();
+        self.stats.reduction_bytes = self.experts.reduce(comm)?;
+        let sum = sum_of_squares(self.experts.shard_gradient());
+        clock.lap(&mut self.stats.seconds, Stage::Update);
+        Ok(sum)
+    }
+
+    /// Updates the owned shard with gradients times `scale`, plans the next placement from this step's loads and delivers the weights to it.
+    /// `step` counts from 1. A policy that never runs a pair backward leaves the weights as they are.
+    ///
+    /// # Errors
+    /// `Error::NoForward` before the first forward pass, a placement that cannot be had, a failed exchange.
+    pub fn update<C: Collective>(
+        &mut self,
+        comm: &mut C,
+        adamw: &AdamW,
+        step: u32,
+        learning_rate: f32,
+        scale: f32,
+    ) -> Result<(), Error> {
+        let mut clock = Clock::start();
+        let loads = self.loads.as_ref().ok_or(Error::NoForward)?;
+        if self.config.policy.is_frozen() {
+            return Ok(());
+        }
+        let request = PlacementRequest {
+            loads,
+            previous: self.experts.placement(),
+            slots: &self.config.slots,
+            topology: &self.config.topology,
+        };
+        let next = self.config.policy.place(&request)?;
+        if let Some(symi) = &mut self.symi {
+            symi.follow(loads.per_expert())?;
+        }
+        clock.lap(&mut self.stats.seconds, Stage::Plan);
+        self.experts.update(adamw, step, learning_rate, scale);
+        self.stats.delivery_bytes = self.experts.deliver(comm, next)?;
+        clock.lap(&mut self.stats.seconds, Stage::Update);
+        Ok(())
+    }
+
+    /// State for a checkpoint, whole on rank 0, `None` on the others. Every rank calls it.
+    ///
+    /// # Errors
+    /// A failed exchange.
+    pub fn export<C: Collective>(&self, comm: &mut C) -> Result<Option<LayerState>, Error> {
+        let (parameters, moments) = self.experts.owned();
+        let mut gathered = Vec::with_capacity(3);
+        for owned in [parameters, &moments.first, &moments.second] {
+            gathered.push(self.gather_to_root(comm, owned)?);
+        }
+        let [parameters, first, second] =
+            <[Vec<f32>; 3]>::try_from(gathered).expect("three vectors");
+        Ok((self.rank == 0).then(|| LayerState {
+            parameters,
+            moments: Moments { first, second },
+            placement: (0..comm.ranks())
+                .map(|rank| self.placement().local_experts(rank).to_vec())
+                .collect(),
+            profile: self.profile.to_counts().to_vec(),
+            replicas: self
+                .symi
+                .as_ref()
+                .map_or_else(Vec::new, |symi| symi.replicas().to_vec()),
+        }))
+    }
+
+    /// Takes up the state that `export` gave.
+    ///
+    /// # Errors
+    /// State of another model, another number of ranks or another policy.
+    pub fn restore(&mut self, state: &LayerState) -> Result<(), Error> {
+        let expected = self.experts.len();
+        for (what, len) in [
+            ("parameters", state.parameters.len()),
+            ("first moments", state.moments.first.len()),
+            ("second moments", state.moments.second.len()),
+        ] {
+            if len != expected {
+                return Err(Error::StateLength {
+                    what,
+                    len,
+                    expected,
+                });
+            }
+        }
+        let ranks = self.config.topology.ranks();
+        if state.placement.len() != ranks {
+            return Err(Error::PerRank {
+                what: "placement",
+                len: state.placement.len(),
+                ranks,
+            });
+        }
+        let replicas = if self.symi.is_some() {
+            self.config.experts
+        } else {
+            0
+        };
+        if state.replicas.len() != replicas {
+            return Err(Error::StateLength {
+                what: "replicas",
+                len: state.replicas.len(),
+                expected: replicas,
+            });
+        }
+        let placement = Placement::new(self.config.experts, state.placement.clone())?;
+        self.profile = Profile::from_counts(self.config.experts, state.profile.clone())?;
+        self.experts
+            .restore(placement, &state.parameters, &state.moments);
+        if let Some(symi) = &mut self.symi {
+            symi.set_replicas(state.replicas.clone());
+        }
+        self.stash = None;
+        Ok(())
+    }
+
+    fn gather_to_root<C: Collective>(
+        &self,
+        comm: &mut C,
+        owned: &[f32],
+    ) -> Result<Vec<f32>, Error> {
+        let mut send = vec![0; comm.ranks()];
+        send[0] = owned.len();
+        let receive: Vec<usize> = (0..comm.ranks())
+            .map(|rank| {
+                if self.rank == 0 {
+                    self.experts.shard(rank).len()
+                } else {
+                    0
+                }
+            })
+            .collect();
+        let mut all = vec![0.0; receive.iter().sum()];
+        comm.all_to_all(owned, &send, &mut all, &receive)?;
+        Ok(all)
+    }
+
+    /// Bytes of token buffers held now: exchange, workspaces, stash.
+    fn buffer_bytes(&self) -> u64 {
+        let stash = self.stash.as_ref().map_or(0, |stash| {
+            let norms = stash.h_norms.as_ref().map_or(0, Vec::len) * size_of::<SquaredNorm>();
+            stash.x.len() * size_of::<f32>()
+                + stash.expert_ids.len() * (size_of::<i32>() + size_of::<f32>())
+                + norms
+        });
+        (self.buffers.bytes() + self.workspace.bytes() + stash) as u64
+    }
+}
+
+/// Before any load is known every expert counts alike.
+fn first_placement(config: &LayerConfig) -> Result<Placement, Error> {
+    let ranks = config.topology.ranks();
+    let loads = Loads::new(Array2::ones((ranks, config.experts)))?;
+    let contiguous = (0..ranks).map(|rank| {
+        let bound = |rank: usize| (config.experts * rank / ranks) as u32;
+        (bound(rank)..bound(rank + 1)).collect()
+    });
+    let previous = Placement::new(config.experts, contiguous.collect())?;
+    let request = PlacementRequest {
+        loads: &loads,
+        previous: &previous,
+        slots: &config.slots,
+        topology: &config.topology,
+    };
+    let fixed = Fixed.place(&request)?;
+    config.policy.place(&PlacementRequest {
+        previous: &fixed,
+        ..request
+    })
+}

@@ -1,0 +1,149 @@
+//! What is run backward, where experts live, and what is dropped: the three training policies.
+
+use lrmoe_metric::{MASKED, Method, Score};
+use lrmoe_plan::{
+    Fixed, Loads, Lrmoe, Placement, PlacementPolicy, PlacementRequest, QuotaPolicy, symi_capacity,
+    symi_replicas,
+};
+use ndarray::{Array2, ArrayView1};
+
+use crate::error::Error;
+
+/// How one MoE layer treats its routed pairs.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Policy {
+    /// Every pair runs forward and backward; experts lie contiguously over the ranks and never move.
+    Dropless,
+    /// SYMI policy (`symi` in `lrmoe_plan`): replicas follow the previous step's loads, pairs beyond an expert's capacity
+    /// are dropped in forward and backward, by global pair id.
+    Symi {
+        /// Capacity of all slots together, as a multiple of the routed pairs.
+        capacity_factor: f64,
+    },
+    /// Every pair runs forward; the pairs selected within the quotas run backward, balanced over replicas.
+    Lrmoe(Selecting),
+}
+
+/// How `Policy::Lrmoe` chooses the pairs that run backward.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Selecting {
+    /// Share of all pairs that runs backward, in [0, 1]. At 0 the experts are frozen.
+    pub retention: f64,
+    /// What a pair is judged by.
+    pub score: Score,
+    /// How scores become a selection.
+    pub method: Method,
+    /// How the retained pairs are divided among the experts.
+    pub quotas: QuotaPolicy,
+    /// Smallest quota of an expert that has pairs, as long as `retention` is above 0.
+    pub floor: u32,
+}
+
+impl Default for Selecting {
+    /// Half of the pairs, unbiased by `down-grad`, quotas in proportion to load.
+    fn default() -> Self {
+        Self {
+            retention: 0.5,
+            score: Score::DownGrad,
+            method: Method::Priority,
+            quotas: QuotaPolicy::Proportional,
+            floor: 1,
+        }
+    }
+}
+
+impl Policy {
+    /// Name as on the command line.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Dropless => "dropless",
+            Self::Symi { .. } => "symi",
+            Self::Lrmoe(_) => "lrmoe",
+        }
+    }
+
+    /// Whether no pair ever runs backward, so that the experts keep their weights.
+    pub fn is_frozen(&self) -> bool {
+        matches!(self, Self::Lrmoe(selecting) if selecting.retention == 0.0)
+    }
+
+    /// Whether scores need |h|^2 of every pair from the forward pass.
+    pub(crate) fn needs_h(&self) -> bool {
+        matches!(self, Self::Lrmoe(selecting) if selecting.score.needs_h())
+    }
+
+    /// Placement of the next step, from the loads of this one.
+    pub(crate) fn place(&self, request: &PlacementRequest<'_>) -> Result<Placement, Error> {
+        Ok(match self {
+            Self::Dropless => Fixed.place(request)?,
+            Self::Symi { .. } => lrmoe_plan::Symi.place(request)?,
+            Self::Lrmoe(_) => Lrmoe::default().place(request)?,
+        })
+    }
+}
+
+/// The SYMI policy's capacities: replica counts come from the previous step's loads, and so do the capacities they give.
+#[derive(Clone, Debug)]
+pub(crate) struct SymiCapacity {
+    capacity_factor: f64,
+    slots: u32,
+    replicas: Vec<u32>,
+}
+
+impl SymiCapacity {
+    /// Before the first step every expert counts as equally popular.
+    pub(crate) fn new(capacity_factor: f64, slots: u32, experts: usize) -> Result<Self, Error> {
+        let mut capacity = Self {
+            capacity_factor,
+            slots,
+            replicas: Vec::new(),
+        };
+        capacity.follow(&vec![1; experts])?;
+        Ok(capacity)
+    }
+
+    /// Takes the loads of the step just done as the popularity of the next.
+    pub(crate) fn follow(&mut self, popularity: &[u32]) -> Result<(), Error> {
+        self.replicas = symi_replicas(popularity, self.slots)?;
+        Ok(())
+    }
+
+    pub(crate) fn replicas(&self) -> &[u32] {
+        &self.replicas
+    }
+
+    pub(crate) fn set_replicas(&mut self, replicas: Vec<u32>) {
+        self.replicas = replicas;
+    }
+
+    /// What is left of the loads when every expert takes its first pairs, by global pair id, up to its capacity.
+    pub(crate) fn kept(&self, loads: &Loads) -> Result<Loads, Error> {
+        let capacity = symi_capacity(
+            &self.replicas,
+            self.capacity_factor,
+            u64::from(loads.total()),
+            self.slots,
+        )?;
+        let kept = |(rank, expert): (usize, usize)| {
+            capacity[expert]
+                .saturating_sub(loads.before(rank, expert))
+                .min(loads.counts()[[rank, expert]])
+        };
+        Ok(Loads::new(Array2::from_shape_fn(
+            loads.counts().dim(),
+            kept,
+        ))?)
+    }
+}
+
+/// Masks each expert's pairs beyond the first `kept[expert]`.
+pub(crate) fn mask_beyond(kept: ArrayView1<'_, u32>, expert_ids: &mut [i32]) {
+    let mut left = kept.to_vec();
+    for id in expert_ids.iter_mut().filter(|id| **id >= 0) {
+        match &mut left[*id as usize] {
+            0 => *id = MASKED,
+            left => *left -= 1,
+        }
+    }
+}

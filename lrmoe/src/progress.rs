@@ -1,0 +1,68 @@
+//! A run on the terminal: a bar with loss, speed, retention and imbalance.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::train::{Observer, StepRecord};
+
+/// Draws a progress bar on standard error; without a terminal it prints a line now and then instead.
+#[derive(Debug)]
+pub struct Progress {
+    name: String,
+    bar: ProgressBar,
+    held_out: Option<f32>,
+}
+
+/// Without a terminal, steps between two lines.
+const LINE_EVERY: u32 = 25;
+
+impl Progress {
+    /// A bar for the run `name`.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            bar: ProgressBar::hidden(),
+            held_out: None,
+        }
+    }
+}
+
+impl Observer for Progress {
+    fn start(&mut self, done: u32, steps: u32) {
+        let style =
+            ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len} {elapsed}<{eta} {msg}")
+                .expect("a fixed template");
+        self.bar = ProgressBar::new(u64::from(steps))
+            .with_style(style)
+            .with_prefix(self.name.clone());
+        self.bar.set_position(u64::from(done));
+    }
+
+    fn step(&mut self, record: &StepRecord) {
+        self.held_out = record.held_out_loss.or(self.held_out);
+        let held_out = self
+            .held_out
+            .map_or_else(String::new, |loss| format!(" held-out {loss:.3}"));
+        let worst = |of: fn(&crate::train::LayerRecord) -> f64| {
+            record.layers.iter().map(of).fold(1.0, f64::max)
+        };
+        let message = format!(
+            "loss {:.3}{held_out}  {:.0} tok/s  retention {:.2}  imbalance {:.2} -> {:.2}",
+            record.loss,
+            record.tokens_per_second,
+            record.retention,
+            worst(|layer| layer.imbalance_before),
+            worst(|layer| layer.imbalance_after),
+        );
+        if self.bar.is_hidden() && record.step % LINE_EVERY == 0 {
+            eprintln!("{} step {}  {message}", self.name, record.step);
+        }
+        self.bar.set_position(u64::from(record.step));
+        self.bar.set_message(message);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.abandon();
+    }
+}

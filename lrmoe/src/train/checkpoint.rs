@@ -1,0 +1,256 @@
+//! Checkpoints: one safetensors file, written to a temporary name and renamed.
+//!
+//! Tensors: `dense.parameters`, `dense.first`, `dense.second` (all dense parameters in the model's order and their moments), and per MoE layer
+//! `layer.N.{parameters,first,second}` (see `LayerState`), `layer.N.placement` (rank, expert) pairs, `layer.N.profile`, `layer.N.replicas`.
+//! Metadata: the format's name, the steps done, and the options that a resumed run must share.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
+
+use crate::adamw::Moments;
+use crate::error::Error;
+use crate::layer::LayerState;
+
+const FORMAT: &str = "lrmoe-checkpoint-1";
+
+/// A run's state between two steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    /// Steps done.
+    pub step: u32,
+    /// All dense parameters, flat.
+    pub dense: Vec<f32>,
+    /// Their moments.
+    pub moments: Moments,
+    /// MoE layers in order.
+    pub layers: Vec<LayerState>,
+}
+
+/// Why a checkpoint cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// No file to resume from.
+    #[error("{}: no checkpoint to resume from; run without --resume first", .0.display())]
+    Missing(PathBuf),
+    /// Not a checkpoint, or a damaged one.
+    #[error("{}: not a readable checkpoint: {reason}", .path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A checkpoint of another run.
+    #[error("{}: written with {key} {found}, this run has {expected}", .path.display())]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// The option that differs.
+        key: String,
+        /// Its value in the checkpoint.
+        found: String,
+        /// Its value in this run.
+        expected: String,
+    },
+}
+
+impl Checkpoint {
+    /// Writes the checkpoint under a temporary name beside `path` and renames it, so that `path` is always whole.
+    /// `identity`: options that a resumed run must share, by name.
+    ///
+    /// # Errors
+    /// `Error::Io` with the path.
+    pub fn save(&self, path: &Path, identity: &BTreeMap<String, String>) -> Result<(), Error> {
+        let tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = self.tensors();
+        let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+            let view = TensorView::new(*dtype, shape.clone(), bytes)
+                .expect("shape and bytes come from one vector");
+            (name.as_str(), view)
+        });
+        let mut metadata: HashMap<String, String> = identity.clone().into_iter().collect();
+        metadata.insert("format".into(), FORMAT.into());
+        metadata.insert("step".into(), self.step.to_string());
+        let bytes = serialize(views, Some(metadata))
+            .map_err(|e| Error::io(path)(std::io::Error::other(e)))?;
+        write_atomically(path, &bytes)
+    }
+
+    /// Reads a checkpoint and checks that it belongs to a run with the given `identity`.
+    ///
+    /// # Errors
+    /// `CheckpointError`: missing, corrupt, or of another run.
+    pub fn load(path: &Path, identity: &BTreeMap<String, String>) -> Result<Self, Error> {
+        let bytes = match std::fs::read(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(CheckpointError::Missing(path.into()).into());
+            }
+            other => other.map_err(Error::io(path))?,
+        };
+        let corrupt = |reason: String| CheckpointError::Corrupt {
+            path: path.into(),
+            reason,
+        };
+        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| corrupt(e.to_string()))?;
+        let metadata = header.metadata().clone().unwrap_or_default();
+        if metadata.get("format").map(String::as_str) != Some(FORMAT) {
+            return Err(corrupt(format!("its format is not {FORMAT}")).into());
+        }
+        for (key, expected) in identity {
+            let found = metadata
+                .get(key)
+                .ok_or_else(|| corrupt(format!("{key} is missing from its metadata")))?;
+            if found != expected {
+                return Err(CheckpointError::Mismatch {
+                    path: path.into(),
+                    key: key.clone(),
+                    found: found.clone(),
+                    expected: expected.clone(),
+                }
+                .into());
+            }
+        }
+        let tensors = SafeTensors::deserialize(&bytes).map_err(|e| corrupt(e.to_string()))?;
+        let step = metadata
+            .get("step")
+            .and_then(|step| step.parse().ok())
+            .ok_or_else(|| corrupt("no number of steps".into()))?;
+        Ok(Self::from_tensors(step, &Reader { tensors }).map_err(corrupt)?)
+    }
+
+    fn tensors(&self) -> Vec<(String, Dtype, Vec<usize>, Vec<u8>)> {
+        let floats = |name: String, values: &[f32]| {
+            (
+                name,
+                Dtype::F32,
+                vec![values.len()],
+                values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            )
+        };
+        let words = |name: String, shape: Vec<usize>, values: Vec<u32>| {
+            (
+                name,
+                Dtype::U32,
+                shape,
+                values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            )
+        };
+        let mut tensors = vec![
+            floats("dense.parameters".into(), &self.dense),
+            floats("dense.first".into(), &self.moments.first),
+            floats("dense.second".into(), &self.moments.second),
+        ];
+        for (index, layer) in self.layers.iter().enumerate() {
+            let name = |what: &str| format!("layer.{index}.{what}");
+            tensors.push(floats(name("parameters"), &layer.parameters));
+            tensors.push(floats(name("first"), &layer.moments.first));
+            tensors.push(floats(name("second"), &layer.moments.second));
+            tensors.push(floats(name("profile"), &layer.profile));
+            let instances = layer
+                .placement
+                .iter()
+                .enumerate()
+                .flat_map(|(rank, experts)| experts.iter().flat_map(move |e| [rank as u32, *e]));
+            let instances: Vec<u32> = instances.collect();
+            tensors.push(words(
+                name("placement"),
+                vec![instances.len() / 2, 2],
+                instances,
+            ));
+            tensors.push(words(
+                name("replicas"),
+                vec![layer.replicas.len()],
+                layer.replicas.clone(),
+            ));
+        }
+        tensors
+    }
+
+    fn from_tensors(step: u32, reader: &Reader<'_>) -> Result<Self, String> {
+        let moments = |first: &str, second: &str| {
+            Ok::<_, String>(Moments {
+                first: reader.floats(first)?,
+                second: reader.floats(second)?,
+            })
+        };
+        let mut layers = Vec::new();
+        while reader.has(&format!("layer.{}.parameters", layers.len())) {
+            let name = |what: &str| format!("layer.{}.{what}", layers.len());
+            let mut placement: Vec<Vec<u32>> = Vec::new();
+            for instance in reader.words(&name("placement"))?.chunks_exact(2) {
+                let rank = instance[0] as usize;
+                if rank > 1 << 20 {
+                    return Err(format!("{} names rank {rank}", name("placement")));
+                }
+                placement.resize(placement.len().max(rank + 1), Vec::new());
+                placement[rank].push(instance[1]);
+            }
+            layers.push(LayerState {
+                parameters: reader.floats(&name("parameters"))?,
+                moments: moments(&name("first"), &name("second"))?,
+                placement,
+                profile: reader.floats(&name("profile"))?,
+                replicas: reader.words(&name("replicas"))?,
+            });
+        }
+        Ok(Self {
+            step,
+            dense: reader.floats("dense.parameters")?,
+            moments: moments("dense.first", "dense.second")?,
+            layers,
+        })
+    }
+}
+
+/// Typed access to the tensors of a file.
+struct Reader<'a> {
+    tensors: SafeTensors<'a>,
+}
+
+impl Reader<'_> {
+    fn has(&self, name: &str) -> bool {
+        self.tensors.tensor(name).is_ok()
+    }
+
+    fn floats(&self, name: &str) -> Result<Vec<f32>, String> {
+        Ok(self
+            .chunks(name, Dtype::F32)?
+            .map(f32::from_le_bytes)
+            .collect())
+    }
+
+    fn words(&self, name: &str) -> Result<Vec<u32>, String> {
+        Ok(self
+            .chunks(name, Dtype::U32)?
+            .map(u32::from_le_bytes)
+            .collect())
+    }
+
+    fn chunks(&self, name: &str, dtype: Dtype) -> Result<impl Iterator<Item = [u8; 4]>, String> {
+        let tensor = self
+            .tensors
+            .tensor(name)
+            .map_err(|e| format!("{name}: {e}"))?;
+        if tensor.dtype() != dtype {
+            return Err(format!("{name} is {:?}, not {dtype:?}", tensor.dtype()));
+        }
+        Ok(tensor.data().as_chunks().0.iter().copied())
+    }
+}
+
+/// Writes beside `path` under a temporary name, syncs and renames.
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let folder = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(Error::io(folder))?;
+    file.write_all(bytes)
+        .and_then(|()| file.as_file().sync_all())
+        .map_err(Error::io(path))?;
+    file.persist(path).map_err(|e| Error::io(path)(e.error))?;
+    Ok(())
+}

@@ -1,0 +1,306 @@
+//! One rank's training loop, over any communicator.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use candle_core::{Device, Tensor};
+use lrmoe_comm::{Collective, Reduction};
+use ndarray::{Array2, ArrayView2};
+
+use super::checkpoint::Checkpoint;
+use super::record::{StepRecord, gather_record};
+use crate::adamw::{AdamW, Moments, sum_of_squares};
+use crate::config::TrainConfig;
+use crate::error::Error;
+use crate::layer::{ExpertParameters, LayerConfig, LayerState, MoeLayer};
+use crate::model::{
+    DenseParameters, ExpertWeights, LanguageModel, LayerError, Losses, SharedLayer, SparseLayer,
+    expert_init,
+};
+use crate::text::Corpus;
+
+/// A layer with the communicator its rank shares among its layers.
+#[derive(Debug)]
+struct Attached<C> {
+    layer: MoeLayer,
+    comm: Arc<Mutex<C>>,
+    step: u32,
+}
+
+impl<C: Collective> SparseLayer for Attached<C> {
+    fn forward(
+        &mut self,
+        x: ArrayView2<'_, f32>,
+        expert_ids: ArrayView2<'_, i32>,
+        gate_weights: ArrayView2<'_, f32>,
+        training: bool,
+    ) -> Result<Array2<f32>, LayerError> {
+        let step = training.then_some(self.step);
+        Ok(self
+            .layer
+            .forward(&mut *lock(&self.comm), x, expert_ids, gate_weights, step)?)
+    }
+
+    fn backward(
+        &mut self,
+        dy: ArrayView2<'_, f32>,
+    ) -> Result<(Array2<f32>, Array2<f32>), LayerError> {
+        Ok(self.layer.backward(&mut *lock(&self.comm), dy)?)
+    }
+
+    fn loads(&self) -> &[u32] {
+        self.layer.loads().map_or(&[], |loads| loads.per_expert())
+    }
+}
+
+/// A rank's model, optimizer and data.
+pub(super) struct RankTrainer<'a, C> {
+    config: &'a TrainConfig,
+    corpus: &'a Corpus,
+    comm: Arc<Mutex<C>>,
+    rank: usize,
+    model: LanguageModel,
+    dense: DenseParameters,
+    layers: Vec<Arc<Mutex<Attached<C>>>>,
+    parameters: Vec<f32>,
+    moments: Moments,
+    adamw: AdamW,
+    /// Steps done.
+    step: u32,
+}
+
+impl<'a, C: Collective + 'static> RankTrainer<'a, C> {
+    /// `layers`: settings of each MoE layer, the same on every rank.
+    pub(super) fn new(
+        config: &'a TrainConfig,
+        corpus: &'a Corpus,
+        layers: Vec<LayerConfig>,
+        comm: C,
+        checkpoint: Option<&Checkpoint>,
+    ) -> Result<Self, Error> {
+        let rank = comm.rank();
+        let comm = Arc::new(Mutex::new(comm));
+        let mut attached = Vec::with_capacity(layers.len());
+        for (index, layer) in layers.into_iter().enumerate() {
+            let init = |expert| {
+                let ExpertWeights { gate, up, down } =
+                    expert_init(&config.model, index, expert, config.seed);
+                ExpertParameters {
+                    gate: config.activation.is_gated().then_some(gate),
+                    up,
+                    down,
+                }
+            };
+            let mut layer = MoeLayer::new(layer, rank, init)?;
+            if let Some(checkpoint) = checkpoint {
+                layer.restore(&checkpoint.layers[index])?;
+            }
+            attached.push(Arc::new(Mutex::new(Attached {
+                layer,
+                comm: comm.clone(),
+                step: 0,
+            })));
+        }
+        let dense = DenseParameters::new(&config.model, config.seed)?;
+        let mut moments = Moments::zeros(dense.len());
+        if let Some(checkpoint) = checkpoint {
+            dense.load(&checkpoint.dense)?;
+            moments = checkpoint.moments.clone();
+        }
+        let sparse = attached
+            .iter()
+            .map(|layer| layer.clone() as SharedLayer)
+            .collect();
+        Ok(Self {
+            model: LanguageModel::new(&config.model, &dense, sparse)?,
+            parameters: dense.flatten()?,
+            adamw: AdamW {
+                weight_decay: config.weight_decay,
+                ..AdamW::default()
+            },
+            step: checkpoint.map_or(0, |checkpoint| checkpoint.step),
+            layers: attached,
+            config,
+            corpus,
+            comm,
+            rank,
+            dense,
+            moments,
+        })
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Steps done.
+    pub(super) fn step(&self) -> u32 {
+        self.step
+    }
+
+    /// One training step over the global batch. The record is the same on every rank.
+    pub(super) fn train_step(&mut self) -> Result<StepRecord, Error> {
+        let started = Instant::now();
+        let (ranks, step) = (self.config.ranks, self.step);
+        let share = self.config.batch / ranks;
+        let (inputs, targets) = self.corpus.batch(
+            self.config.seed,
+            step,
+            self.rank * share..(self.rank + 1) * share,
+        );
+        for layer in &self.layers {
+            lock(layer).step = step;
+        }
+        let shape = (share, self.config.model.context);
+        let (inputs, targets) = (bytes_tensor(inputs, shape)?, bytes_tensor(targets, shape)?);
+        let Losses {
+            cross_entropy,
+            total,
+        } = self
+            .model
+            .loss(&inputs, &targets, self.config.balance_loss, true)?;
+        // The loss of the global batch is the mean over ranks, so every rank's gradient carries 1/ranks.
+        let gradients = total.affine(1.0 / ranks as f64, 0.0)?.backward()?;
+        let mut dense = self.dense.gradients(&gradients)?;
+        drop((gradients, total));
+        let mut mean_loss = [cross_entropy.to_scalar::<f32>()? / ranks as f32];
+        {
+            let mut comm = lock(&self.comm);
+            comm.all_reduce(&mut dense, Reduction::Sum)?;
+            comm.all_reduce(&mut mean_loss, Reduction::Sum)?;
+        }
+        if !mean_loss[0].is_finite() {
+            return Err(Error::Diverged {
+                step: step + 1,
+                loss: mean_loss[0],
+            });
+        }
+        let norm = self.gradient_norm(&dense)?;
+        let learning_rate = self.learning_rate();
+        self.update(&dense, learning_rate, clip_scale(norm, self.config.clip))?;
+        self.step += 1;
+        let layers = self
+            .layers
+            .iter()
+            .map(|layer| lock(layer).layer.stats().clone())
+            .collect::<Vec<_>>();
+        let tokens = self.config.batch * self.config.model.context;
+        let mut record = gather_record(&mut *lock(&self.comm), self.config, &layers)?;
+        record.step = self.step;
+        record.loss = mean_loss[0];
+        record.learning_rate = learning_rate;
+        record.gradient_norm = norm;
+        record.seconds = started.elapsed().as_secs_f64();
+        record.tokens_per_second = tokens as f64 / record.seconds;
+        Ok(record)
+    }
+
+    /// Mean loss on the held-out text, in nats per byte. Nothing is dropped.
+    pub(super) fn held_out_loss(&self) -> Result<f32, Error> {
+        let (ranks, context) = (self.config.ranks, self.config.model.context);
+        let windows = self.corpus.held_out(self.config.eval_sequences);
+        let (first, last) = (
+            windows.len() * self.rank / ranks,
+            windows.len() * (self.rank + 1) / ranks,
+        );
+        let (inputs, targets): (Vec<Vec<u8>>, Vec<Vec<u8>>) =
+            windows[first..last].iter().cloned().unzip();
+        let shape = (last - first, context);
+        let (inputs, targets) = (
+            bytes_tensor(inputs.concat(), shape)?,
+            bytes_tensor(targets.concat(), shape)?,
+        );
+        let loss = self
+            .model
+            .loss(&inputs, &targets, 0.0, false)?
+            .cross_entropy
+            .to_scalar::<f32>()?;
+        let mut mean = [loss * (last - first) as f32 / windows.len() as f32];
+        lock(&self.comm).all_reduce(&mut mean, Reduction::Sum)?;
+        Ok(mean[0])
+    }
+
+    /// Whether any rank wants to stop.
+    pub(super) fn agree(&self, mine: bool) -> Result<bool, Error> {
+        let mut flag = [u32::from(mine)];
+        lock(&self.comm).all_reduce(&mut flag, Reduction::Max)?;
+        Ok(flag[0] > 0)
+    }
+
+    /// Everything a resumed run needs, on rank 0; `None` on the others.
+    pub(super) fn checkpoint(&self) -> Result<Option<Checkpoint>, Error> {
+        let mut states: Vec<Option<LayerState>> = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            states.push(lock(layer).layer.export(&mut *lock(&self.comm))?);
+        }
+        let layers: Option<Vec<LayerState>> = states.into_iter().collect();
+        Ok(layers.map(|layers| Checkpoint {
+            step: self.step,
+            dense: self.parameters.clone(),
+            moments: self.moments.clone(),
+            layers,
+        }))
+    }
+
+    /// Norm of the whole gradient over all ranks, the experts' gradients brought to their owners on the way.
+    fn gradient_norm(&self, dense: &[f32]) -> Result<f32, Error> {
+        let mut experts = 0.0;
+        for layer in &self.layers {
+            experts += lock(layer).layer.reduce_gradients(&mut *lock(&self.comm))?;
+        }
+        let mut sum = [experts as f32];
+        lock(&self.comm).all_reduce(&mut sum, Reduction::Sum)?;
+        Ok((sum_of_squares(dense) + f64::from(sum[0])).sqrt() as f32)
+    }
+
+    fn update(&mut self, dense: &[f32], learning_rate: f32, scale: f32) -> Result<(), Error> {
+        let step = self.step + 1;
+        self.adamw.update(
+            &mut self.parameters,
+            dense,
+            &mut self.moments,
+            step,
+            learning_rate,
+            scale,
+        );
+        self.dense.load(&self.parameters)?;
+        for layer in &self.layers {
+            lock(layer).layer.update(
+                &mut *lock(&self.comm),
+                &self.adamw,
+                step,
+                learning_rate,
+                scale,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Linear warm-up, then a cosine down to a tenth.
+    fn learning_rate(&self) -> f32 {
+        let (step, warmup, steps) = (self.step, self.config.warmup, self.config.steps);
+        if step < warmup {
+            return self.config.learning_rate * (step + 1) as f32 / warmup as f32;
+        }
+        let done = f64::from(step - warmup) / f64::from(steps.saturating_sub(warmup).max(1));
+        self.config.learning_rate
+            * (0.1 + 0.45 * (1.0 + (std::f64::consts::PI * done.min(1.0)).cos())) as f32
+    }
+}
+
+fn clip_scale(norm: f32, clip: f32) -> f32 {
+    if clip > 0.0 && norm > clip {
+        clip / norm
+    } else {
+        1.0
+    }
+}
+
+fn bytes_tensor(bytes: Vec<u8>, shape: (usize, usize)) -> Result<Tensor, Error> {
+    Ok(Tensor::from_vec(bytes, shape, &Device::Cpu)?)
+}
+
+/// A panic elsewhere must not turn into a second one here; its rank reports it.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

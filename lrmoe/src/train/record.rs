@@ -1,0 +1,241 @@
+//! What a training step reports: one JSON line in `steps.jsonl`.
+
+use std::collections::BTreeMap;
+
+use lrmoe_comm::Collective;
+use lrmoe_plan::{StepWork, modelled_seconds};
+use ndarray::Array2;
+use serde::{Deserialize, Serialize};
+
+use super::world::expert_shape;
+use crate::config::TrainConfig;
+use crate::error::Error;
+use crate::layer::{LayerStats, Seconds, Stage, imbalance};
+
+/// One step over all ranks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// Steps done, counting this one.
+    pub step: u32,
+    /// Mean loss of the global batch, nats per byte.
+    pub loss: f32,
+    /// Mean loss on held-out text after this step, where it was measured.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub held_out_loss: Option<f32>,
+    /// Learning rate of the step.
+    pub learning_rate: f32,
+    /// Norm of the whole gradient before clipping.
+    pub gradient_norm: f32,
+    /// Wall time of the step, evaluation not included.
+    pub seconds: f64,
+    /// Tokens of the global batch per second.
+    pub tokens_per_second: f64,
+    /// Retained pairs over routed pairs, all layers together.
+    pub retention: f64,
+    /// Measured wall time in the MoE layers on the slowest rank.
+    pub moe_seconds: f64,
+    /// The same work on the modelled cluster.
+    pub modelled_moe_seconds: f64,
+    /// Measured seconds per stage, all layers, the slowest rank of each stage.
+    pub stage_seconds: BTreeMap<String, f64>,
+    /// Bytes sent from rank to rank forward, all layers and ranks.
+    pub forward_bytes: u64,
+    /// Bytes sent from rank to rank backward.
+    pub backward_bytes: u64,
+    /// Bytes sent from rank to rank for gradient reduction and weight delivery.
+    pub update_bytes: u64,
+    /// Token buffers of all layers on the rank that holds most: rows in exchange, workspaces, stash.
+    pub buffer_bytes: u64,
+    /// Layer by layer.
+    pub layers: Vec<LayerRecord>,
+}
+
+/// One layer of a step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LayerRecord {
+    /// Pairs per expert over all ranks.
+    pub load: Vec<u32>,
+    /// Pairs per expert that were to run backward.
+    pub quota: Vec<u32>,
+    /// Pairs that ran backward.
+    pub retained: u64,
+    /// Pairs dropped in forward and backward.
+    pub dropped: u32,
+    /// Largest over mean rank load of the routed pairs.
+    pub imbalance_before: f64,
+    /// Largest over mean rank load of the retained pairs.
+    pub imbalance_after: f64,
+    /// Bytes sent from rank to rank forward.
+    pub forward_bytes: u64,
+    /// Bytes sent from rank to rank backward.
+    pub backward_bytes: u64,
+}
+
+/// Puts the layers' figures of all ranks together; every rank gets the same record.
+pub(super) fn gather_record<C: Collective>(
+    comm: &mut C,
+    config: &TrainConfig,
+    layers: &[LayerStats],
+) -> Result<StepRecord, Error> {
+    let ranks = comm.ranks();
+    let mine: Vec<u32> = layers
+        .iter()
+        .flat_map(|stats| RankStats::of(stats, ranks).to_words())
+        .collect();
+    let mut all = vec![0; mine.len() * ranks];
+    comm.all_gather(&mine, &mut all)?;
+    let per_layer = mine.len() / layers.len().max(1);
+    let of_rank = |words: &[u32]| {
+        words
+            .chunks(per_layer)
+            .map(|words| RankStats::from_words(words, ranks))
+            .collect()
+    };
+    let per_rank: Vec<Vec<RankStats>> = if mine.is_empty() {
+        Vec::new()
+    } else {
+        all.chunks(mine.len()).map(of_rank).collect()
+    };
+
+    let mut record = StepRecord::default();
+    for (index, stats) in layers.iter().enumerate() {
+        let of_layer: Vec<&RankStats> = per_rank.iter().map(|rank| &rank[index]).collect();
+        let sum = |what: fn(&RankStats) -> u64| of_layer.iter().map(|rank| what(rank)).sum::<u64>();
+        record.update_bytes += sum(|rank| rank.reduction.iter().chain(&rank.delivery).sum());
+        record.modelled_moe_seconds += modelled(config, stats, &of_layer)?;
+        record.layers.push(LayerRecord {
+            load: stats.loads.clone(),
+            quota: stats.quotas.clone(),
+            retained: stats.backward_rows.sum(),
+            dropped: stats.dropped,
+            imbalance_before: imbalance(&stats.forward_rows),
+            imbalance_after: imbalance(&stats.backward_rows),
+            forward_bytes: sum(|rank| rank.forward),
+            backward_bytes: sum(|rank| rank.backward),
+        });
+    }
+    let slowest = |of: &dyn Fn(&RankStats) -> f64| {
+        per_rank
+            .iter()
+            .map(|rank| rank.iter().map(of).sum())
+            .fold(0.0, f64::max)
+    };
+    for stage in Stage::ALL {
+        record.stage_seconds.insert(
+            stage.name().to_owned(),
+            slowest(&|rank| rank.seconds.0[stage as usize]),
+        );
+    }
+    record.moe_seconds = slowest(&|rank| rank.seconds.total());
+    record.buffer_bytes = per_rank
+        .iter()
+        .map(|rank| rank.iter().map(|layer| layer.buffers).sum())
+        .max()
+        .unwrap_or(0);
+    record.forward_bytes = record.layers.iter().map(|layer| layer.forward_bytes).sum();
+    record.backward_bytes = record.layers.iter().map(|layer| layer.backward_bytes).sum();
+    let routed: u64 = record
+        .layers
+        .iter()
+        .flat_map(|layer| &layer.load)
+        .map(|load| u64::from(*load))
+        .sum();
+    let retained: u64 = record.layers.iter().map(|layer| layer.retained).sum();
+    record.retention = if routed == 0 {
+        0.0
+    } else {
+        retained as f64 / routed as f64
+    };
+    Ok(record)
+}
+
+/// What one rank alone knows of a layer's step, as it travels.
+struct RankStats {
+    forward: u64,
+    backward: u64,
+    buffers: u64,
+    reduction: Vec<u64>,
+    delivery: Vec<u64>,
+    seconds: Seconds,
+}
+
+impl RankStats {
+    fn of(stats: &LayerStats, ranks: usize) -> Self {
+        // Frozen experts are neither reduced nor delivered.
+        let per_peer = |bytes: &[u64]| {
+            if bytes.is_empty() {
+                vec![0; ranks]
+            } else {
+                bytes.to_vec()
+            }
+        };
+        Self {
+            forward: stats.forward_bytes,
+            backward: stats.backward_bytes,
+            buffers: stats.buffer_bytes,
+            reduction: per_peer(&stats.reduction_bytes),
+            delivery: per_peer(&stats.delivery_bytes),
+            seconds: stats.seconds,
+        }
+    }
+
+    fn to_words(&self) -> Vec<u32> {
+        let bytes = [self.forward, self.backward, self.buffers]
+            .into_iter()
+            .chain(self.reduction.iter().copied())
+            .chain(self.delivery.iter().copied());
+        let halves = |bits: u64| [bits as u32, (bits >> 32) as u32];
+        bytes
+            .chain(self.seconds.0.map(f64::to_bits))
+            .flat_map(halves)
+            .collect()
+    }
+
+    fn from_words(words: &[u32], ranks: usize) -> Self {
+        let mut bits = words
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .map(|half| u64::from(half[0]) | u64::from(half[1]) << 32);
+        let mut next = || bits.next().expect("as many words as `to_words` wrote");
+        let [forward, backward, buffers] = std::array::from_fn(|_| next());
+        let reduction = (0..ranks).map(|_| next()).collect();
+        let delivery = (0..ranks).map(|_| next()).collect();
+        Self {
+            forward,
+            backward,
+            buffers,
+            reduction,
+            delivery,
+            seconds: Seconds(std::array::from_fn(|_| f64::from_bits(next()))),
+        }
+    }
+}
+
+/// Seconds of the layer's step on the cluster of the options, from the rows and bytes that travelled.
+fn modelled(config: &TrainConfig, stats: &LayerStats, ranks: &[&RankStats]) -> Result<f64, Error> {
+    let row = (config.model.width * size_of::<f32>()) as u64;
+    let received = |rows: &Array2<u64>| {
+        rows.columns()
+            .into_iter()
+            .map(|column| column.sum())
+            .collect()
+    };
+    let between = |of: fn(&RankStats) -> &Vec<u64>| {
+        Array2::from_shape_fn((ranks.len(), ranks.len()), |(from, to)| of(ranks[from])[to])
+    };
+    let work = StepWork {
+        instances: stats.instances.clone(),
+        forward_rows: received(&stats.forward_rows),
+        backward_rows: received(&stats.backward_rows),
+        exchanges: vec![
+            &stats.forward_rows * row,
+            &stats.forward_rows.t() * row,
+            &stats.backward_rows * (2 * row),
+            &stats.backward_rows.t() * row,
+            between(|rank| &rank.reduction),
+        ],
+        delivery: between(|rank| &rank.delivery),
+    };
+    Ok(modelled_seconds(&config.cluster, &expert_shape(config), &work)?.total())
+}

@@ -1,0 +1,274 @@
+//! A run: the ranks as threads, the records they send, what is kept on disk.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use lrmoe_comm::Threads;
+use lrmoe_kernels::FfnShape;
+use lrmoe_plan::{ExpertShape, MemoryModel, Stash, Topology};
+
+use super::checkpoint::Checkpoint;
+use super::log::StepLog;
+use super::rank::RankTrainer;
+use super::record::StepRecord;
+use crate::config::TrainConfig;
+use crate::error::Error;
+use crate::layer::LayerConfig;
+use crate::text::Corpus;
+
+/// Follows a run while it goes on.
+pub trait Observer {
+    /// The run starts or goes on after `done` of `steps` steps.
+    fn start(&mut self, done: u32, steps: u32);
+    /// A step is done.
+    fn step(&mut self, record: &StepRecord);
+}
+
+/// Decay per step of the profile of scores.
+const PROFILE_DECAY: f32 = 0.9;
+
+/// Trains as `config` says until its steps are done, the target loss is reached, or `stop` is set; then writes a checkpoint.
+/// Returns the records of the whole run, those before a resumption included.
+///
+/// # Errors
+/// Everything that makes the run impossible is found before a file is written. A failure in a rank ends all ranks; the last checkpoint stays.
+pub fn train(
+    config: &TrainConfig,
+    corpus: &Corpus,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Vec<StepRecord>, Error> {
+    let layers = layer_configs(config)?;
+    let identity = identity(config, corpus);
+    let path = checkpoint_path(&config.out);
+    let checkpoint = if config.resume {
+        Some(Checkpoint::load(&path, &identity)?)
+    } else {
+        None
+    };
+    if checkpoint
+        .as_ref()
+        .is_some_and(|checkpoint| checkpoint.layers.len() != layers.len())
+    {
+        return Err(super::CheckpointError::Corrupt {
+            path,
+            reason: "its layers do not match its metadata".into(),
+        }
+        .into());
+    }
+    let trainers = start_ranks(config, corpus, &layers, checkpoint.as_ref())?;
+    let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
+    let mut log = StepLog::open(&config.out, done, config.overwrite || config.resume)?;
+    observer.start(done, config.steps);
+
+    let (send, receive) = mpsc::channel();
+    let run = RankRun {
+        config,
+        stop,
+        identity: &identity,
+        checkpoint: &path,
+    };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = trainers
+            .into_iter()
+            .map(|trainer| {
+                let (send, run) = (send.clone(), &run);
+                scope.spawn(move || run.rank(trainer, &send))
+            })
+            .collect();
+        drop(send);
+        let mut logged = Ok(());
+        for record in receive {
+            logged = logged.and_then(|()| log.append(&record));
+            if logged.is_err() {
+                stop.store(true, Ordering::Relaxed);
+            }
+            observer.step(&record);
+        }
+        let results = ranks.into_iter().enumerate().map(|(rank, thread)| {
+            thread.join().unwrap_or_else(|panic| {
+                Err(Error::Panicked {
+                    rank,
+                    message: panic_message(panic.as_ref()),
+                })
+            })
+        });
+        first_cause(results.collect())?;
+        logged
+    })?;
+    Ok(log.into_records())
+}
+
+/// Where a run keeps its checkpoint.
+pub(super) fn checkpoint_path(out: &Path) -> PathBuf {
+    out.join("checkpoint.safetensors")
+}
+
+/// What every rank's thread needs.
+struct RankRun<'a> {
+    config: &'a TrainConfig,
+    stop: &'a AtomicBool,
+    identity: &'a BTreeMap<String, String>,
+    checkpoint: &'a Path,
+}
+
+impl RankRun<'_> {
+    fn rank(
+        &self,
+        mut trainer: RankTrainer<'_, Threads>,
+        records: &mpsc::Sender<StepRecord>,
+    ) -> Result<(), Error> {
+        let every = |period: u32, step: u32| period > 0 && step.is_multiple_of(period);
+        let mut saved = None;
+        while trainer.step() < self.config.steps
+            && !trainer.agree(self.stop.load(Ordering::Relaxed))?
+        {
+            let mut record = trainer.train_step()?;
+            if every(self.config.eval_every, record.step) || record.step == self.config.steps {
+                record.held_out_loss = Some(trainer.held_out_loss()?);
+            }
+            let reached = self
+                .config
+                .target_loss
+                .zip(record.held_out_loss)
+                .is_some_and(|(target, loss)| loss <= target);
+            if trainer.rank() == 0 && records.send(record).is_err() {
+                break;
+            }
+            if every(self.config.checkpoint_every, trainer.step()) {
+                self.save(&trainer)?;
+                saved = Some(trainer.step());
+            }
+            if reached {
+                break;
+            }
+        }
+        if saved != Some(trainer.step()) {
+            self.save(&trainer)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn save(&self, trainer: &RankTrainer<'_, Threads>) -> Result<(), Error> {
+        if let Some(checkpoint) = trainer.checkpoint()? {
+            checkpoint.save(self.checkpoint, self.identity)?;
+            tracing::info!(step = checkpoint.step, path = %self.checkpoint.display(), "checkpoint written");
+        }
+        Ok(())
+    }
+}
+
+/// Ranks with their models, built side by side: the layers' construction exchanges nothing.
+fn start_ranks<'a>(
+    config: &'a TrainConfig,
+    corpus: &'a Corpus,
+    layers: &[LayerConfig],
+    checkpoint: Option<&Checkpoint>,
+) -> Result<Vec<RankTrainer<'a, Threads>>, Error> {
+    let deadline = Duration::from_secs(config.deadline_seconds);
+    let world = Threads::world(config.ranks, deadline)?;
+    world
+        .into_iter()
+        .map(|comm| RankTrainer::new(config, corpus, layers.to_vec(), comm, checkpoint))
+        .collect()
+}
+
+/// Settings of each MoE layer; checks the memory budget.
+fn layer_configs(config: &TrainConfig) -> Result<Vec<LayerConfig>, Error> {
+    let model = &config.model;
+    let shape = FfnShape {
+        width: model.width,
+        hidden: model.hidden,
+        activation: config.activation,
+    };
+    let slots = vec![config.slots; config.ranks];
+    let capacities = config.budget_bytes.map(|budget| {
+        let memory = memory_model(config);
+        memory.capacities(&slots, model.experts, &vec![budget; config.ranks])
+    });
+    let template = LayerConfig {
+        layer: 0,
+        seed: config.seed,
+        shape,
+        experts: model.experts,
+        top_k: model.top_k,
+        topology: Topology::new(config.ranks, config.ranks_per_node)?,
+        slots,
+        chunk_rows: config.chunk_rows,
+        capacities: capacities.transpose()?,
+        policy: config.policy.clone(),
+        profile_decay: PROFILE_DECAY,
+    };
+    Ok((0..model.layers)
+        .map(|layer| LayerConfig {
+            layer: layer as u32,
+            ..template.clone()
+        })
+        .collect())
+}
+
+fn memory_model(config: &TrainConfig) -> MemoryModel {
+    MemoryModel {
+        shape: expert_shape(config),
+        top_k: config.model.top_k,
+        tokens: config.batch / config.ranks * config.model.context,
+        chunk_rows: config.chunk_rows,
+        stash: Stash::Recompute,
+        fixed: 0,
+    }
+}
+
+/// One expert as memory and cost models see it.
+pub(super) fn expert_shape(config: &TrainConfig) -> ExpertShape {
+    ExpertShape {
+        width: config.model.width,
+        hidden: config.model.hidden,
+        gated: config.activation.is_gated(),
+        bytes: size_of::<f32>(),
+    }
+}
+
+/// Options that a resumed run must share with the run it continues. Others (steps, learning rate, paths) may change.
+fn identity(config: &TrainConfig, corpus: &Corpus) -> BTreeMap<String, String> {
+    let model = &config.model;
+    let values = [
+        ("width", model.width.to_string()),
+        ("layers", model.layers.to_string()),
+        ("heads", model.heads.to_string()),
+        ("context", model.context.to_string()),
+        ("experts", model.experts.to_string()),
+        ("top-k", model.top_k.to_string()),
+        ("hidden", model.hidden.to_string()),
+        ("activation", config.activation.to_string()),
+        ("policy", config.policy.name().to_owned()),
+        ("ranks", config.ranks.to_string()),
+        ("slots", config.slots.to_string()),
+        ("batch", config.batch.to_string()),
+        ("seed", config.seed.to_string()),
+        ("text-bytes", corpus.len().to_string()),
+    ];
+    values
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect()
+}
+
+/// The error to report: a rank's own, rather than what the others met because that rank was gone.
+fn first_cause(results: Vec<Result<(), Error>>) -> Result<(), Error> {
+    let mut errors: Vec<Error> = results.into_iter().filter_map(Result::err).collect();
+    errors.sort_by_key(Error::is_consequence);
+    match errors.into_iter().next() {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
+}

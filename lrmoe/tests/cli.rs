@@ -1,0 +1,527 @@
+//! The program as a user runs it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use lrmoe::train::StepRecord;
+use tempfile::TempDir;
+
+/// A model small enough for tests, on text that can be learned.
+const SMALL: &[&str] = &[
+    "--ranks",
+    "2",
+    "--layers",
+    "2",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--context",
+    "16",
+    "--experts",
+    "4",
+    "--top-k",
+    "2",
+    "--hidden",
+    "16",
+    "--batch",
+    "4",
+    "--steps",
+    "12",
+    "--eval-every",
+    "6",
+    "--eval-sequences",
+    "4",
+    "--checkpoint-every",
+    "4",
+];
+
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self(TempDir::new().expect("a folder"));
+        std::fs::write(
+            folder.path("text.txt"),
+            "the quick brown fox jumps over the lazy dog. ".repeat(60),
+        )
+        .expect("a text");
+        folder
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lrmoe"));
+        command
+            .current_dir(self.0.path())
+            .arg("train")
+            .args(arguments)
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments)
+            .output()
+            .expect("the program starts")
+    }
+
+    /// Trains on the folder's text with the small model; `arguments` come last.
+    fn train(&self, arguments: &[&str]) -> Output {
+        let text = ["--text", "text.txt"];
+        self.run(&[&text, SMALL, arguments].concat())
+    }
+
+    fn records(&self, out: &str) -> Vec<StepRecord> {
+        let lines = std::fs::read_to_string(self.path(out).join("steps.jsonl")).expect("a log");
+        lines
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("a record"))
+            .collect()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn assert_success(output: &Output) {
+    assert!(
+        output.status.success(),
+        "{}{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+}
+
+/// What must not differ between two runs of the same thing.
+fn losses(records: &[StepRecord]) -> Vec<(u32, u32, u32, Option<u32>)> {
+    records
+        .iter()
+        .map(|r| {
+            (
+                r.step,
+                r.loss.to_bits(),
+                r.gradient_norm.to_bits(),
+                r.held_out_loss.map(f32::to_bits),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn records_say_what_happened() {
+    let folder = Folder::new();
+    assert_success(&folder.train(&["--retention", "0.5", "--out", "run"]));
+    let records = folder.records("run");
+    assert_eq!(
+        records.iter().map(|record| record.step).collect::<Vec<_>>(),
+        (1..=12).collect::<Vec<_>>()
+    );
+    let pairs = 4 * 16 * 2;
+    for record in &records {
+        assert_eq!(record.held_out_loss.is_some(), record.step % 6 == 0);
+        assert!(
+            (record.retention - 0.5).abs() < 0.01,
+            "{}",
+            record.retention
+        );
+        assert_eq!(record.layers.len(), 2);
+        for layer in &record.layers {
+            assert_eq!(layer.load.iter().sum::<u32>(), pairs);
+            assert_eq!(layer.quota.iter().sum::<u32>() as u64, layer.retained);
+            assert!(layer.imbalance_before >= 1.0 && layer.imbalance_after >= 1.0);
+        }
+        assert!(
+            record.moe_seconds > 0.0 && record.moe_seconds < record.seconds,
+            "{record:?}"
+        );
+        assert!(record.modelled_moe_seconds > 0.0 && record.buffer_bytes > 0);
+        assert!(record.forward_bytes > record.backward_bytes / 2 && record.backward_bytes > 0);
+        let stages: f64 = record.stage_seconds.values().sum();
+        assert!(
+            stages >= record.moe_seconds * 0.999,
+            "the slowest rank of each stage sums to no less than the slowest rank"
+        );
+    }
+    assert!(
+        records[11].loss < records[0].loss,
+        "{} then {}",
+        records[0].loss,
+        records[11].loss
+    );
+}
+
+#[test]
+fn every_policy_learns() {
+    let folder = Folder::new();
+    for policy in [
+        &["--policy", "dropless"][..],
+        &["--policy", "symi"],
+        &["--policy", "lrmoe"],
+        &["--retention", "0"],
+        &["--select", "top", "--score", "forward"],
+    ] {
+        assert_success(&folder.train(&[policy, &["--overwrite"]].concat()));
+        let records = folder.records("out");
+        assert!(records[11].loss < records[0].loss, "{policy:?}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run_for_any_number_of_threads() {
+    let folder = Folder::new();
+    assert_success(&folder.train(&["--out", "a", "--threads", "1"]));
+    assert_success(&folder.train(&["--out", "b", "--threads", "3"]));
+    assert_success(&folder.train(&["--out", "c", "--seed", "2"]));
+    assert_eq!(losses(&folder.records("a")), losses(&folder.records("b")));
+    assert_ne!(losses(&folder.records("a")), losses(&folder.records("c")));
+}
+
+#[test]
+fn a_resumed_run_continues_bit_for_bit() {
+    let folder = Folder::new();
+    for policy in ["lrmoe", "symi", "dropless"] {
+        let (whole, parts) = (format!("{policy}-whole"), format!("{policy}-parts"));
+        assert_success(&folder.train(&["--policy", policy, "--out", &whole]));
+        // The learning rate depends on the number of steps, so the run is cut short by its records and checkpoint, as a kill would.
+        assert_success(&folder.train(&[
+            "--policy",
+            policy,
+            "--out",
+            &parts,
+            "--target-loss",
+            "100",
+        ]));
+        assert_eq!(
+            folder.records(&parts).len(),
+            6,
+            "stopped at the first evaluation"
+        );
+        assert_success(&folder.train(&["--policy", policy, "--out", &parts, "--resume"]));
+        assert_eq!(
+            losses(&folder.records(&whole)),
+            losses(&folder.records(&parts)),
+            "{policy}"
+        );
+        let checkpoint = |out: &str| {
+            std::fs::read(folder.path(out).join("checkpoint.safetensors")).expect("a checkpoint")
+        };
+        assert!(
+            same_tensors(&checkpoint(&whole), &checkpoint(&parts)),
+            "{policy}: the final checkpoints differ"
+        );
+    }
+}
+
+/// Metadata may be written in any order, tensors may not differ.
+fn same_tensors(a: &[u8], b: &[u8]) -> bool {
+    let tensors = |bytes: &[u8]| {
+        let file = safetensors::SafeTensors::deserialize(bytes).expect("a checkpoint");
+        let mut all: Vec<(String, Vec<u8>)> = file
+            .tensors()
+            .into_iter()
+            .map(|(name, view)| (name, view.data().to_vec()))
+            .collect();
+        all.sort();
+        all
+    };
+    tensors(a) == tensors(b)
+}
+
+#[test]
+fn ctrl_c_saves_what_was_done() {
+    let folder = Folder::new();
+    let whole = folder.train(&[
+        "--out",
+        "whole",
+        "--steps",
+        "400",
+        "--warmup",
+        "2",
+        "--checkpoint-every",
+        "0",
+    ]);
+    assert_success(&whole);
+    let steps = [
+        "--steps",
+        "400",
+        "--warmup",
+        "2",
+        "--checkpoint-every",
+        "0",
+        "--out",
+        "cut",
+    ];
+    let mut child = folder
+        .command(&[&["--text", "text.txt"], SMALL, &steps].concat())
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("starts");
+    wait_for_lines(&folder.path("cut/steps.jsonl"), 3);
+    let interrupted = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .expect("kill");
+    assert!(interrupted.success());
+    assert!(child.wait().expect("ends").success());
+    let done = folder.records("cut").len();
+    assert!((3..400).contains(&done), "{done} steps");
+    assert_success(&folder.train(&[&steps[..], &["--resume"]].concat()));
+    assert_eq!(
+        losses(&folder.records("cut")),
+        losses(&folder.records("whole"))
+    );
+}
+
+fn wait_for_lines(path: &Path, lines: usize) {
+    let started = Instant::now();
+    while std::fs::read_to_string(path).map_or(0, |text| text.lines().count()) < lines {
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "no steps in {}",
+            path.display()
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_comparison_shows_every_policy() {
+    let folder = Folder::new();
+    let output = folder.train(&["--compare", "dropless,symi,lrmoe@0.5,lrmoe@0"]);
+    assert_success(&output);
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.path("out/compare.json")).expect("a file"))
+            .expect("json");
+    let runs = json["runs"].as_array().expect("runs");
+    let names: Vec<_> = runs
+        .iter()
+        .map(|run| run["name"].as_str().expect("a name"))
+        .collect();
+    assert_eq!(names, ["dropless", "symi", "lrmoe@0.5", "lrmoe@0"]);
+    for (run, name) in runs.iter().zip(names) {
+        assert_eq!(run["steps"], 12);
+        assert!(
+            run["moe_seconds"].as_f64() > Some(0.0)
+                && run["modelled_moe_seconds"].as_f64() > Some(0.0)
+        );
+        assert!(run["peak_buffer_bytes"].as_u64() > Some(0));
+        assert!(text(&output.stdout).contains(name));
+        assert_eq!(folder.records(&format!("out/{name}")).len(), 12);
+    }
+    assert!(runs[0]["backward_bytes"].as_u64() > runs[2]["backward_bytes"].as_u64());
+    assert!(runs[3]["backward_bytes"] == 0 && runs[3]["update_bytes"] == 0);
+    // The same start: the first step's loss is computed before any policy has touched the weights. Drops change it for symi.
+    let first = |name: &str| folder.records(&format!("out/{name}"))[0].loss.to_bits();
+    assert_eq!(first("dropless"), first("lrmoe@0"));
+
+    let output = folder.train(&[
+        "--compare",
+        "dropless,lrmoe",
+        "--target-loss",
+        "100",
+        "--overwrite",
+    ]);
+    assert_success(&output);
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.path("out/compare.json")).expect("a file"))
+            .expect("json");
+    assert_eq!(json["runs"][1]["steps"], 6, "ended at the first evaluation");
+    assert_eq!(json["runs"][1]["reached"], true);
+}
+
+#[test]
+fn a_configuration_file_has_the_same_keys() {
+    let folder = Folder::new();
+    let pairs = SMALL
+        .chunks(2)
+        .map(|pair| format!("{} = {}\n", pair[0].trim_start_matches("--"), pair[1]));
+    let toml: String = pairs
+        .chain([
+            "text = [\"text.txt\"]\n".to_owned(),
+            "policy = \"symi\"\n".to_owned(),
+        ])
+        .collect();
+    std::fs::write(folder.path("run.toml"), toml).expect("a file");
+    assert_success(&folder.run(&["--config", "run.toml", "--steps", "3"]));
+    assert_eq!(folder.records("out").len(), 3, "the command line wins");
+}
+
+/// Runs that must end with exit code 2, one clear line and nothing written.
+fn assert_refused(folder: &Folder, arguments: &[&str], message: &str) {
+    let before = listing(folder.0.path());
+    let output = folder.run(arguments);
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
+    assert!(errors.contains(message), "{arguments:?} said: {errors}");
+    assert!(
+        errors.starts_with("lrmoe: ") && errors.trim_end().lines().count() == 1
+            || errors.starts_with("error: "),
+        "{arguments:?} said: {errors}"
+    );
+    assert_eq!(
+        listing(folder.0.path()),
+        before,
+        "{arguments:?} wrote something"
+    );
+}
+
+fn listing(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let walk = walkdir::WalkDir::new(folder)
+        .sort_by_file_name()
+        .into_iter()
+        .map(|entry| entry.expect("readable").into_path());
+    walk.map(|path| (path.clone(), std::fs::read(&path).unwrap_or_default()))
+        .collect()
+}
+
+#[test]
+fn bad_input_is_refused() {
+    let folder = Folder::new();
+    std::fs::write(folder.path("empty.txt"), "").expect("a file");
+    std::fs::write(folder.path("short.txt"), "too short").expect("a file");
+    std::fs::create_dir(folder.path("nothing")).expect("a folder");
+    std::fs::write(folder.path("bad.toml"), "toop-k = 3\n").expect("a file");
+    let cases: &[(&[&str], &str)] = &[
+        (&[], "no text given"),
+        (&["--text", "missing.txt"], "missing.txt does not exist"),
+        (&["--text", "empty.txt"], "no text found"),
+        (&["--text", "nothing"], "no text found"),
+        (&["--text", "short.txt"], "too short"),
+        (
+            &["--text", "text.txt", "--top-k", "5", "--experts", "4"],
+            "top-k 5",
+        ),
+        (&["--text", "text.txt", "--top-k", "0"], "top-k 0"),
+        (
+            &["--text", "text.txt", "--ranks", "3"],
+            "not a multiple of 3 ranks",
+        ),
+        (&["--text", "text.txt", "--ranks", "0"], "ranks 0"),
+        (&["--text", "text.txt", "--heads", "3"], "3 heads"),
+        (
+            &["--text", "text.txt", "--retention", "1.5"],
+            "retention 1.5",
+        ),
+        (
+            &["--text", "text.txt", "--retention", "nan"],
+            "retention NaN",
+        ),
+        (&["--text", "text.txt", "--retention", "half"], "half"),
+        (&["--text", "text.txt", "--policy", "best"], "best"),
+        (
+            &["--text", "text.txt", "--slots", "1"],
+            "cannot hold 16 experts",
+        ),
+        (
+            &["--text", "text.txt", "--context", "32", "--budget-mib", "1"],
+            "budget",
+        ),
+        (&["--text", "text.txt", "--cluster", "9xZ1"], "9xZ1"),
+        (&["--text", "text.txt", "--config", "bad.toml"], "toop-k"),
+        (
+            &["--text", "text.txt", "--config", "none.toml"],
+            "none.toml",
+        ),
+        (
+            &["--text", "text.txt", "--context", "32", "--resume"],
+            "no checkpoint",
+        ),
+        (
+            &["--text", "text.txt", "--compare", "dropless,dropless"],
+            "dropless",
+        ),
+        (
+            &["--text", "text.txt", "--compare", "lrmoe@2"],
+            "retention 2",
+        ),
+        (&["--unheard-of"], "--unheard-of"),
+    ];
+    for (arguments, message) in cases {
+        assert_refused(&folder, arguments, message);
+    }
+}
+
+#[test]
+fn a_bad_checkpoint_is_refused() {
+    let folder = Folder::new();
+    assert_success(&folder.train(&["--steps", "2"]));
+    let path = folder.path("out/checkpoint.safetensors");
+    let good = std::fs::read(&path).expect("a checkpoint");
+    let resume = |arguments: &[&'static str]| {
+        [&["--text", "text.txt"], SMALL, arguments, &["--resume"]].concat()
+    };
+
+    assert_refused(
+        &folder,
+        &resume(&["--experts", "8"]),
+        "written with experts 4, this run has 8",
+    );
+    assert_refused(
+        &folder,
+        &resume(&["--ranks", "4"]),
+        "written with ranks 2, this run has 4",
+    );
+    assert_refused(
+        &folder,
+        &resume(&["--policy", "symi"]),
+        "written with policy lrmoe, this run has symi",
+    );
+    assert_refused(
+        &folder,
+        &[&["--text", "text.txt"], SMALL].concat(),
+        "already holds a run",
+    );
+    let damaged = [&good[..good.len() / 2], b"", b"not a checkpoint at all"];
+    for bytes in damaged {
+        std::fs::write(&path, bytes).expect("a file");
+        assert_refused(&folder, &resume(&[]), "not a readable checkpoint");
+    }
+    let mut header = good.clone();
+    header[20] ^= 0xff;
+    std::fs::write(&path, header).expect("a file");
+    assert_refused(&folder, &resume(&[]), "not a readable checkpoint");
+}
+
+#[test]
+fn a_full_budget_bounds_what_runs_backward() {
+    let folder = Folder::new();
+    // Experts and buffers of this model need a few hundred KiB; what is left of 1 MiB holds every row.
+    assert_success(&folder.train(&[
+        "--budget-mib",
+        "1",
+        "--chunk-rows",
+        "16",
+        "--retention",
+        "1",
+        "--steps",
+        "2",
+    ]));
+    assert!(
+        folder
+            .records("out")
+            .iter()
+            .all(|record| record.retention == 1.0)
+    );
+}
+
+#[test]
+fn help_teaches() {
+    let output = Folder::new().run(&["--help"]);
+    assert_success(&output);
+    for word in [
+        "--retention",
+        "--text",
+        "Examples:",
+        "steps.jsonl",
+        "[default: 0.5]",
+    ] {
+        assert!(text(&output.stdout).contains(word), "{word}");
+    }
+}

@@ -1,0 +1,392 @@
+//! The composed layer: gradients, invariance, and routing that leaves ranks or experts empty.
+
+mod common;
+
+use common::{Batch, Stepped, lrmoe, relative_error, split, step, steps};
+use lrmoe::layer::{LayerConfig, imbalance};
+use lrmoe::policy::{Policy, Selecting};
+use lrmoe_metric::{Method, Score};
+use lrmoe_plan::QuotaPolicy;
+
+/// f32 sums in another order: a few hundred terms at most.
+const ROUNDING: f64 = 1e-5;
+
+fn bits<'a>(values: impl IntoIterator<Item = &'a f32>) -> Vec<u32> {
+    values.into_iter().map(|v| v.to_bits()).collect()
+}
+
+fn assert_close(a: &Stepped, b: &Stepped, what: &str) {
+    assert!(relative_error(&a.y, &b.y) < ROUNDING, "{what}: y");
+    assert!(relative_error(&a.dx, &b.dx) < ROUNDING, "{what}: dx");
+    assert!(relative_error(&a.dp, &b.dp) < ROUNDING, "{what}: dp");
+    assert!(
+        relative_error(&a.gradient, &b.gradient) < ROUNDING,
+        "{what}: gradient"
+    );
+}
+
+#[test]
+fn retention_one_is_dropless_bit_for_bit_on_one_rank() {
+    let batch = Batch::random(64, (16, 24), (8, 2), 1);
+    let full = step(&batch, &batch.config(1, Policy::Dropless));
+    for method in [Method::Priority, Method::Top] {
+        let policy = Policy::Lrmoe(Selecting {
+            retention: 1.0,
+            method,
+            ..Selecting::default()
+        });
+        let kept = step(&batch, &batch.config(1, policy));
+        assert_eq!(bits(&kept.y), bits(&full.y));
+        assert_eq!(bits(&kept.dx), bits(&full.dx));
+        assert_eq!(bits(&kept.dp), bits(&full.dp));
+        assert_eq!(bits(&kept.gradient), bits(&full.gradient));
+    }
+}
+
+#[test]
+fn any_number_of_ranks_gives_the_gradients_of_one() {
+    let batch = Batch::random(70, (16, 24), (8, 2), 2);
+    let one = step(&batch, &batch.config(1, Policy::Dropless));
+    for ranks in [2, 3, 4, 8] {
+        assert_close(
+            &step(&batch, &batch.config(ranks, Policy::Dropless)),
+            &one,
+            &format!("dropless on {ranks} ranks"),
+        );
+        assert_close(
+            &step(&batch, &batch.config(ranks, lrmoe(1.0))),
+            &one,
+            &format!("lrmoe on {ranks} ranks"),
+        );
+    }
+}
+
+#[test]
+fn selections_do_not_depend_on_the_number_of_ranks() {
+    let batch = Batch::random(96, (16, 24), (8, 3), 3);
+    for score in [Score::DownGrad, Score::Forward, Score::Gate, Score::Random] {
+        for method in [Method::Priority, Method::Top] {
+            let policy = Policy::Lrmoe(Selecting {
+                retention: 0.4,
+                score,
+                method,
+                ..Selecting::default()
+            });
+            let one = step(&batch, &batch.config(1, policy.clone()));
+            assert_eq!(one.retained.len(), (0.4_f64 * 96.0 * 3.0).round() as usize);
+            for ranks in [2, 4, 8] {
+                let many = step(&batch, &batch.config(ranks, policy.clone()));
+                assert_eq!(
+                    many.retained, one.retained,
+                    "{score} {method} on {ranks} ranks"
+                );
+                assert_close(&many, &one, &format!("{score} {method} on {ranks} ranks"));
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_depends_on_the_number_of_threads() {
+    let batch = Batch::random(80, (33, 20), (8, 2), 4);
+    let run = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .expect("a pool");
+        // Rank threads use the ambient pool only on the thread that installed it; one rank runs inside.
+        pool.install(|| {
+            let mut comm = lrmoe_comm::Solo;
+            let config = batch.config(1, lrmoe(0.5));
+            let mut layer =
+                lrmoe::layer::MoeLayer::new(config, 0, |expert| batch.parameters(expert))
+                    .expect("a layer");
+            (1..=3)
+                .map(|number| {
+                    format!(
+                        "{:?}",
+                        strip_clock(common::rank_step(
+                            &batch,
+                            &mut layer,
+                            &mut comm,
+                            0..80,
+                            number
+                        ))
+                    )
+                })
+                .collect::<Vec<_>>()
+        })
+    };
+    let one = run(1);
+    assert_eq!(one, run(2));
+    assert_eq!(one, run(5));
+}
+
+fn strip_clock(mut step: common::RankStep) -> common::RankStep {
+    step.stats.seconds = Default::default();
+    step.stats.buffer_bytes = 0;
+    step
+}
+
+fn all_policies() -> Vec<Policy> {
+    let select = |retention, score, method, quotas| {
+        Policy::Lrmoe(Selecting {
+            retention,
+            score,
+            method,
+            quotas,
+            floor: 1,
+        })
+    };
+    vec![
+        Policy::Dropless,
+        Policy::Symi {
+            capacity_factor: 1.0,
+        },
+        select(
+            0.5,
+            Score::DownGrad,
+            Method::Priority,
+            QuotaPolicy::Proportional,
+        ),
+        select(0.25, Score::Forward, Method::Priority, QuotaPolicy::Blend),
+        select(0.5, Score::Gate, Method::Top, QuotaPolicy::Value),
+        select(0.5, Score::Random, Method::Top, QuotaPolicy::Proportional),
+        lrmoe(0.0),
+    ]
+}
+
+fn assert_trains_through(
+    batch: &Batch,
+    config: &LayerConfig,
+    shares: &[std::ops::Range<usize>],
+    what: &str,
+) {
+    let stepped = steps(batch, config, shares, 3);
+    for (number, step) in stepped.iter().enumerate() {
+        let all = step
+            .y
+            .iter()
+            .chain(&step.dx)
+            .chain(&step.dp)
+            .chain(&step.gradient);
+        assert!(
+            all.into_iter().all(|v| v.is_finite()),
+            "{what}: step {number} is not finite"
+        );
+        let stats = &step.stats[0];
+        let kept: u64 = stats.quotas.iter().map(|quota| u64::from(*quota)).sum();
+        assert_eq!(
+            stats.backward_rows.sum(),
+            kept,
+            "{what}: step {number} ran another number of pairs backward than planned"
+        );
+        assert_eq!(step.retained.len() as u64, kept, "{what}: step {number}");
+        assert_eq!(
+            stats.loads.iter().sum::<u32>(),
+            batch.expert_ids.iter().filter(|id| **id >= 0).count() as u32,
+            "{what}"
+        );
+        assert_eq!(
+            stats.forward_rows.sum() + u64::from(stats.dropped),
+            u64::from(stats.loads.iter().sum::<u32>()),
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn trains_through_ranks_without_tokens() {
+    let batch = Batch::random(24, (8, 12), (6, 2), 5);
+    for policy in all_policies() {
+        let config = batch.config(4, policy);
+        for shares in [
+            [0..24, 24..24, 24..24, 24..24],
+            [0..0, 0..1, 1..1, 1..24],
+            [0..0, 0..0, 0..0, 0..24],
+        ] {
+            assert_trains_through(
+                &batch,
+                &config,
+                &shares,
+                &format!("{} over {shares:?}", config.policy.name()),
+            );
+        }
+    }
+}
+
+#[test]
+fn trains_through_no_tokens_at_all() {
+    let batch = Batch::random(0, (8, 12), (6, 2), 5);
+    for policy in all_policies() {
+        let config = batch.config(2, policy);
+        assert_trains_through(&batch, &config, &[0..0, 0..0], config.policy.name());
+    }
+}
+
+#[test]
+fn trains_through_experts_without_tokens_and_all_on_one_expert() {
+    let mut batch = Batch::random(40, (8, 12), (8, 1), 6);
+    for expert in [0, 7] {
+        batch.expert_ids.fill(expert);
+        for policy in all_policies() {
+            let config = batch.config(4, policy);
+            assert_trains_through(
+                &batch,
+                &config,
+                &split(40, 4),
+                &format!("{} on expert {expert}", config.policy.name()),
+            );
+        }
+    }
+}
+
+#[test]
+fn trains_through_every_token_at_every_expert() {
+    let batch = Batch::random(20, (8, 12), (5, 5), 7);
+    for policy in all_policies() {
+        let config = batch.config(3, policy);
+        assert_trains_through(&batch, &config, &split(20, 3), config.policy.name());
+    }
+}
+
+#[test]
+fn masked_pairs_add_nothing() {
+    let mut batch = Batch::random(30, (8, 12), (6, 3), 8);
+    for (pair, id) in batch.expert_ids.iter_mut().enumerate() {
+        if pair % 4 == 1 || pair / 3 == 10 {
+            *id = -1;
+        }
+    }
+    let masked: Vec<bool> = batch.expert_ids.iter().map(|id| *id < 0).collect();
+    let clean = Batch {
+        gate_weights: batch.gate_weights.clone(),
+        ..batch.clone()
+    };
+    for (p, masked) in batch.gate_weights.iter_mut().zip(&masked) {
+        if *masked {
+            *p = f32::NAN;
+        }
+    }
+    for policy in all_policies() {
+        let config = batch.config(3, policy);
+        assert_trains_through(&batch, &config, &split(30, 3), config.policy.name());
+        let (poisoned, plain) = (step(&batch, &config), step(&clean, &config));
+        assert_eq!(bits(&poisoned.gradient), bits(&plain.gradient));
+        assert!(
+            poisoned
+                .dp
+                .iter()
+                .zip(&masked)
+                .all(|(dp, masked)| !masked || *dp == 0.0)
+        );
+        assert!(
+            poisoned.y.row(10).iter().all(|y| *y == 0.0),
+            "a token without pairs"
+        );
+    }
+}
+
+#[test]
+fn chunks_change_nothing_but_rounding() {
+    let batch = Batch::random(64, (16, 24), (8, 2), 9);
+    let whole = step(
+        &batch,
+        &LayerConfig {
+            chunk_rows: u64::MAX,
+            ..batch.config(4, lrmoe(0.5))
+        },
+    );
+    for chunk_rows in [1, 7, 64] {
+        let chunked = step(
+            &batch,
+            &LayerConfig {
+                chunk_rows,
+                ..batch.config(4, lrmoe(0.5))
+            },
+        );
+        assert_eq!(chunked.retained, whole.retained, "chunks of {chunk_rows}");
+        assert_close(&chunked, &whole, &format!("chunks of {chunk_rows}"));
+    }
+}
+
+#[test]
+fn steps_on_many_ranks_follow_those_on_one() {
+    let batch = Batch::random(64, (16, 24), (8, 2), 10);
+    let one = steps(&batch, &batch.config(1, Policy::Dropless), &split(64, 1), 6);
+    for policy in [Policy::Dropless, lrmoe(1.0)] {
+        let four = steps(&batch, &batch.config(4, policy), &split(64, 4), 6);
+        // Rounding grows through the updates; a weight delivered to the wrong place would show at once.
+        assert!(
+            relative_error(&four[5].y, &one[5].y) < 1e-3,
+            "{}",
+            relative_error(&four[5].y, &one[5].y)
+        );
+        assert!(
+            relative_error(&one[5].y, &one[0].y) > 1e-2,
+            "the weights must have moved"
+        );
+    }
+}
+
+#[test]
+fn replicas_balance_the_ranks() {
+    // Two experts draw everything; contiguous placement puts both on rank 0.
+    let mut batch = Batch::random(96, (8, 12), (8, 1), 11);
+    batch
+        .expert_ids
+        .indexed_iter_mut()
+        .for_each(|((token, _), id)| *id = (token % 2) as i32);
+    let stepped = steps(&batch, &batch.config(4, lrmoe(0.5)), &split(96, 4), 2);
+    assert!(
+        imbalance(&stepped[1].stats[0].backward_rows) < 1.5,
+        "{}",
+        stepped[1].stats[0].backward_rows
+    );
+}
+
+#[test]
+fn frozen_experts_keep_their_weights() {
+    let batch = Batch::random(32, (8, 12), (4, 2), 12);
+    let stepped = steps(&batch, &batch.config(2, lrmoe(0.0)), &split(32, 2), 4);
+    assert_eq!(bits(&stepped[0].y), bits(&stepped[3].y));
+    assert!(
+        stepped[3]
+            .gradient
+            .iter()
+            .chain(&stepped[3].dx)
+            .all(|v| *v == 0.0)
+    );
+}
+
+#[test]
+fn symi_drops_by_position_beyond_the_capacity() {
+    let mut batch = Batch::random(40, (8, 12), (4, 1), 13);
+    batch.expert_ids.fill(0);
+    let mut config = batch.config(
+        2,
+        Policy::Symi {
+            capacity_factor: 1.0,
+        },
+    );
+    config.slots = vec![2, 2];
+    let stepped = step(&batch, &config);
+    // Four slots for four experts: capacity 40 / 4 = 10 pairs each.
+    assert_eq!(stepped.stats[0].dropped, 30);
+    assert_eq!(
+        stepped
+            .retained
+            .iter()
+            .map(|(pair, _)| *pair)
+            .collect::<Vec<_>>(),
+        (0..10).collect::<Vec<_>>()
+    );
+    assert!(
+        stepped
+            .y
+            .rows()
+            .into_iter()
+            .skip(10)
+            .all(|row| row.iter().all(|y| *y == 0.0))
+    );
+}
