@@ -45,17 +45,16 @@ impl ExpertShape {
         sum(&[self.weight_bytes(), self.gradient_bytes()])
     }
 
-    /// Bytes of one row in the forward pass: x and the output (D each), gate, up and the input of the down
-    /// projection (F each), and 12 bytes for its pair id and squared norm.
+    /// Bytes of one row in the forward pass: the row as it is sent, received, grouped by instance and put out (D each), and
+    /// 32 bytes for its squared norm in the same four places.
     pub fn forward_row_bytes(&self) -> u64 {
-        self.row_bytes(2, 3, 12)
+        self.row_bytes(4, 0, 32)
     }
 
-    /// Bytes of one retained row in the backward pass: x, dy and dx (D each), gate, up, the input of the down
-    /// projection and the gradients of gate and up (F each), and 16 bytes for its pair id, gate weight, weight
-    /// and gate weight gradient.
+    /// Bytes of one retained row in the backward pass: rows as they are sent and received, x, dy and dx (D each), the input of the
+    /// down projection and the gradients of the pre-activations (F each), and 24 bytes for its gate weight and weight.
     pub fn backward_row_bytes(&self) -> u64 {
-        self.row_bytes(3, 5, 16)
+        self.row_bytes(5, self.matrices(), 24)
     }
 
     fn row_bytes(&self, widths: u64, hiddens: u64, extra: u64) -> u64 {
@@ -143,14 +142,14 @@ impl fmt::Display for Memory {
 }
 
 impl MemoryModel {
-    /// Bytes of what the forward pass of one rank leaves: D elements per token, 8 bytes per pair.
+    /// Bytes of what the forward pass of one rank leaves: D elements per token; expert id, gate weight and squared norm per pair.
     pub fn stash_bytes(&self) -> u64 {
         match self.stash {
             Stash::Recompute => {
                 let tokens = self.tokens as u64;
                 sum(&[
                     product(&[tokens, self.shape.width as u64, self.shape.bytes as u64]),
-                    product(&[tokens, self.top_k as u64, 8]),
+                    product(&[tokens, self.top_k as u64, 16]),
                 ])
             }
         }

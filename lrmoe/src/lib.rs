@@ -60,3 +60,8 @@ pub mod policy;
 pub mod progress;
 pub mod text;
 pub mod train;
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -291,14 +291,17 @@ fn wait_for_lines(path: &Path, lines: usize) {
     }
 }
 
+fn comparison(folder: &Folder) -> serde_json::Value {
+    let bytes = std::fs::read(folder.path("out/compare.json")).expect("a file");
+    serde_json::from_slice(&bytes).expect("json")
+}
+
 #[test]
 fn a_comparison_shows_every_policy() {
     let folder = Folder::new();
     let output = folder.train(&["--compare", "dropless,symi,lrmoe@0.5,lrmoe@0"]);
     assert_success(&output);
-    let json: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(folder.path("out/compare.json")).expect("a file"))
-            .expect("json");
+    let json = comparison(&folder);
     let runs = json["runs"].as_array().expect("runs");
     let names: Vec<_> = runs
         .iter()
@@ -329,11 +332,29 @@ fn a_comparison_shows_every_policy() {
         "--overwrite",
     ]);
     assert_success(&output);
-    let json: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(folder.path("out/compare.json")).expect("a file"))
-            .expect("json");
+    let json = comparison(&folder);
     assert_eq!(json["runs"][1]["steps"], 6, "ended at the first evaluation");
     assert_eq!(json["runs"][1]["reached"], true);
+
+    // Resuming leaves what has reached the target as it is, counts until there, and runs what is new.
+    let output = folder.train(&[
+        "--compare",
+        "lrmoe,symi,lrmoe@0.75",
+        "--target-loss",
+        "100",
+        "--resume",
+    ]);
+    assert_success(&output);
+    assert_eq!(folder.records("out/lrmoe").len(), 6);
+    assert_eq!(
+        folder.records("out/symi").len(),
+        12,
+        "of the first comparison"
+    );
+    assert_eq!(folder.records("out/lrmoe@0.75").len(), 6);
+    for run in comparison(&folder)["runs"].as_array().expect("runs") {
+        assert_eq!(run["steps"], 6);
+    }
 }
 
 #[test]

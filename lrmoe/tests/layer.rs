@@ -6,7 +6,7 @@ use common::{Batch, Stepped, lrmoe, relative_error, split, step, steps};
 use lrmoe::layer::{LayerConfig, imbalance};
 use lrmoe::policy::{Policy, Selecting};
 use lrmoe_metric::{Method, Score};
-use lrmoe_plan::QuotaPolicy;
+use lrmoe_plan::{ExpertShape, Fixed, MemoryModel, QuotaPolicy, Stash};
 
 /// f32 sums in another order: a few hundred terms at most.
 const ROUNDING: f64 = 1e-5;
@@ -389,4 +389,55 @@ fn symi_drops_by_position_beyond_the_capacity() {
             .skip(10)
             .all(|row| row.iter().all(|y| *y == 0.0))
     );
+}
+
+#[test]
+fn measured_buffers_stay_within_the_memory_model() {
+    let (tokens, width, hidden, top_k) = (512, 64, 96, 2);
+    let batch = Batch::random(tokens, (width, hidden), (8, top_k), 14);
+    for (ranks, retention) in [(1, 1.0), (1, 0.25), (4, 0.5)] {
+        let config = LayerConfig {
+            chunk_rows: 200,
+            ..batch.config(ranks, lrmoe(retention))
+        };
+        let stepped = step(&batch, &config);
+        let model = MemoryModel {
+            shape: ExpertShape {
+                width,
+                hidden,
+                gated: true,
+                bytes: 4,
+            },
+            top_k,
+            tokens: tokens / ranks,
+            chunk_rows: 200,
+            stash: Stash::Recompute,
+            fixed: 0,
+        };
+        for (rank, stats) in stepped.stats.iter().enumerate() {
+            let (forward, retained) = (
+                stats.forward_rows.column(rank).sum(),
+                stats.backward_rows.column(rank).sum(),
+            );
+            let placement = Fixed::placement(8, ranks).expect("a placement");
+            let memory = model.of_rank(&placement, rank, config.slots[rank], forward, retained);
+            let modelled = memory.forward_buffers + memory.backward_buffers + memory.stash;
+            // The kernels add scratch per thread and round each group up to 16 rows.
+            let allowed = modelled + (8 * 16 * 3 * hidden * 4) as u64 + (1 << 20);
+            assert!(
+                stats.buffer_bytes <= allowed && stats.buffer_bytes > modelled / 3,
+                "{ranks} ranks, retention {retention}: measured {}, modelled {modelled}",
+                stats.buffer_bytes
+            );
+        }
+    }
+}
+
+#[test]
+fn trains_through_more_ranks_than_experts() {
+    let batch = Batch::random(24, (8, 12), (3, 2), 15);
+    for policy in all_policies() {
+        let config = batch.config(5, policy);
+        assert_trains_through(&batch, &config, &split(24, 5), config.policy.name());
+    }
 }

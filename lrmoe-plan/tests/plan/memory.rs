@@ -23,15 +23,15 @@ fn model(gated: bool) -> MemoryModel {
 fn every_term_by_hand() {
     let placement = Placement::new(3, vec![vec![0, 1], vec![0, 2]]).unwrap();
     let first = model(true).of_rank(&placement, 0, 3, 100, 5);
-    let forward_row = (2 * 10 + 3 * 7) * 2 + 12;
-    let backward_row = (3 * 10 + 5 * 7) * 2 + 16;
+    let forward_row = 4 * 10 * 2 + 32;
+    let backward_row = (5 * 10 + 3 * 7) * 2 + 24;
     let slot = 2 * 3 * 10 * 7 * 2;
     let expected = Memory {
         placement: 2 * slot,
         replicas: slot,
         forward_buffers: 64 * forward_row,
         backward_buffers: 5 * backward_row,
-        stash: 11 * 10 * 2 + 11 * 3 * 8,
+        stash: 11 * 10 * 2 + 11 * 3 * 16,
         optimizer: 3 * 4 * (3 * 3 * 10 * 7u64).div_ceil(2),
         fixed: 1000,
     };

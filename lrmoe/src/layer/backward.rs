@@ -33,6 +33,9 @@ impl MoeLayer {
                 expected: stash.x.dim(),
             });
         }
+        let mut clock = Clock::start();
+        comm.barrier()?;
+        clock.lap(&mut self.stats.seconds, Stage::Wait);
         let pairs = Pairs::new(
             stash.expert_ids.view(),
             stash.gate_weights.view(),

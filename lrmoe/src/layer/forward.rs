@@ -48,6 +48,8 @@ impl MoeLayer {
         if training {
             self.stats = LayerStats::default();
         }
+        comm.barrier()?;
+        clock.lap(&mut self.stats.seconds, Stage::Wait);
         let given = Pairs::new(expert_ids, gate_weights, self.config.experts, 0)?;
         let (routed, first_pair) = self.gather_loads(comm, &given)?;
         let mut expert_ids = expert_ids.to_owned();

@@ -8,6 +8,8 @@ use ndarray::Array2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {
+    /// Waiting until every rank has come to the layer; no part of the layer's time.
+    Wait,
     /// Loads, quotas and placement.
     Plan,
     /// Routing tables and sending orders.
@@ -18,7 +20,7 @@ pub enum Stage {
     Exchange,
     /// Expert FFN forward.
     Forward,
-    /// Norms and scores.
+    /// Norms, scores and the profile, their collectives included.
     Score,
     /// Selection within the quotas, its collectives included.
     Select,
@@ -30,7 +32,8 @@ pub enum Stage {
 
 impl Stage {
     /// All stages in the order of a step.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
+        Self::Wait,
         Self::Plan,
         Self::Route,
         Self::Compact,
@@ -45,6 +48,7 @@ impl Stage {
     /// Name in records.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Wait => "wait",
             Self::Plan => "plan",
             Self::Route => "route",
             Self::Compact => "compact",
@@ -63,9 +67,9 @@ impl Stage {
 pub struct Seconds(pub [f64; Stage::ALL.len()]);
 
 impl Seconds {
-    /// Sum over the stages.
+    /// Sum over the stages without `Stage::Wait`.
     pub fn total(&self) -> f64 {
-        self.0.iter().sum()
+        self.0.iter().sum::<f64>() - self.0[Stage::Wait as usize]
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::checkpoint::write_atomically;
 use super::record::StepRecord;
-use super::world::{Observer, train};
+use super::world::{Observer, checkpoint_path, reached_target, train};
 use crate::config::TrainConfig;
 use crate::error::Error;
 use crate::text::Corpus;
@@ -128,12 +128,20 @@ pub fn compare(
         if stop.load(Ordering::Relaxed) {
             break;
         }
+        let out = config.out.join(&contender.name);
         let own = TrainConfig {
             policy: contender.policy.clone(),
-            out: config.out.join(&contender.name),
+            // A comparison that was cut short may not have come to this one.
+            resume: config.resume && checkpoint_path(&out).exists(),
+            out,
             ..config.clone()
         };
-        let records = train(&own, corpus, stop, observer(&contender.name).as_mut())?;
+        let mut records = train(&own, corpus, stop, observer(&contender.name).as_mut())?;
+        // A resumed run may have gone beyond the target that is asked for now.
+        let reached = records
+            .iter()
+            .position(|record| reached_target(config, record));
+        records.truncate(reached.map_or(records.len(), |index| index + 1));
         runs.push(Outcome::new(&contender.name, &records, config.target_loss));
     }
     share_gaps(&mut runs);
@@ -144,6 +152,7 @@ pub fn compare(
         interrupted: stop.load(Ordering::Relaxed),
         runs,
     };
+    std::fs::create_dir_all(&config.out).map_err(Error::io(&config.out))?;
     let json = serde_json::to_vec_pretty(&comparison).expect("a comparison has only string keys");
     write_atomically(&compare_path(&config.out), &json)?;
     Ok(comparison)

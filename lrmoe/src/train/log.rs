@@ -51,6 +51,10 @@ impl StepLog {
         Ok(())
     }
 
+    pub(super) fn records(&self) -> &[StepRecord] {
+        &self.records
+    }
+
     pub(super) fn into_records(self) -> Vec<StepRecord> {
         self.records
     }

@@ -62,7 +62,17 @@ pub fn train(
     let trainers = start_ranks(config, corpus, &layers, checkpoint.as_ref())?;
     let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
     let mut log = StepLog::open(&config.out, done, config.overwrite || config.resume)?;
+    if !config.resume {
+        forget(&path)?;
+    }
     observer.start(done, config.steps);
+    if log
+        .records()
+        .last()
+        .is_some_and(|last| reached_target(config, last))
+    {
+        return Ok(log.into_records());
+    }
 
     let (send, receive) = mpsc::channel();
     let run = RankRun {
@@ -102,6 +112,20 @@ pub fn train(
     Ok(log.into_records())
 }
 
+/// Whether the run may end with this step.
+pub(super) fn reached_target(config: &TrainConfig, record: &StepRecord) -> bool {
+    let loss = config.target_loss.zip(record.held_out_loss);
+    loss.is_some_and(|(target, loss)| loss <= target)
+}
+
+/// Removes the checkpoint of a run that is being replaced: resuming must not go back to it.
+fn forget(checkpoint: &Path) -> Result<(), Error> {
+    match std::fs::remove_file(checkpoint) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other.map_err(Error::io(checkpoint)),
+    }
+}
+
 /// Where a run keeps its checkpoint.
 pub(super) fn checkpoint_path(out: &Path) -> PathBuf {
     out.join("checkpoint.safetensors")
@@ -130,11 +154,7 @@ impl RankRun<'_> {
             if every(self.config.eval_every, record.step) || record.step == self.config.steps {
                 record.held_out_loss = Some(trainer.held_out_loss()?);
             }
-            let reached = self
-                .config
-                .target_loss
-                .zip(record.held_out_loss)
-                .is_some_and(|(target, loss)| loss <= target);
+            let reached = reached_target(self.config, &record);
             if trainer.rank() == 0 && records.send(record).is_err() {
                 break;
             }
