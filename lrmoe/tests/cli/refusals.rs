@@ -1,0 +1,141 @@
+//! What the program refuses: one clear line, exit code 2, nothing written.
+
+use std::path::{Path, PathBuf};
+
+use super::{Folder, SMALL, assert_success, text};
+
+/// Runs that must end with exit code 2, one clear line and nothing written.
+fn assert_refused(folder: &Folder, arguments: &[&str], message: &str) {
+    let before = listing(folder.0.path());
+    let output = folder.run(arguments);
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
+    assert!(errors.contains(message), "{arguments:?} said: {errors}");
+    assert!(
+        errors.starts_with("lrmoe: ") && errors.trim_end().lines().count() == 1
+            || errors.starts_with("error: "),
+        "{arguments:?} said: {errors}"
+    );
+    assert_eq!(
+        listing(folder.0.path()),
+        before,
+        "{arguments:?} wrote something"
+    );
+}
+
+fn listing(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let walk = walkdir::WalkDir::new(folder)
+        .sort_by_file_name()
+        .into_iter()
+        .map(|entry| entry.expect("readable").into_path());
+    walk.map(|path| (path.clone(), std::fs::read(&path).unwrap_or_default()))
+        .collect()
+}
+
+#[test]
+fn bad_input_is_refused() {
+    let folder = Folder::new();
+    std::fs::write(folder.path("empty.txt"), "").expect("a file");
+    std::fs::write(folder.path("short.txt"), "too short").expect("a file");
+    std::fs::create_dir(folder.path("nothing")).expect("a folder");
+    std::fs::write(folder.path("bad.toml"), "toop-k = 3\n").expect("a file");
+    let cases: &[(&[&str], &str)] = &[
+        (&[], "no text given"),
+        (&["--text", "missing.txt"], "missing.txt does not exist"),
+        (&["--text", "empty.txt"], "no text found"),
+        (&["--text", "nothing"], "no text found"),
+        (&["--text", "short.txt"], "too short"),
+        (
+            &["--text", "text.txt", "--top-k", "5", "--experts", "4"],
+            "top-k 5",
+        ),
+        (&["--text", "text.txt", "--top-k", "0"], "top-k 0"),
+        (
+            &["--text", "text.txt", "--ranks", "3"],
+            "not a multiple of 3 ranks",
+        ),
+        (&["--text", "text.txt", "--ranks", "0"], "ranks 0"),
+        (&["--text", "text.txt", "--heads", "3"], "3 heads"),
+        (
+            &["--text", "text.txt", "--retention", "1.5"],
+            "retention 1.5",
+        ),
+        (
+            &["--text", "text.txt", "--retention", "nan"],
+            "retention NaN",
+        ),
+        (&["--text", "text.txt", "--retention", "half"], "half"),
+        (&["--text", "text.txt", "--policy", "best"], "best"),
+        (
+            &["--text", "text.txt", "--slots", "1"],
+            "cannot hold 16 experts",
+        ),
+        (
+            &["--text", "text.txt", "--context", "32", "--budget-mib", "1"],
+            "budget",
+        ),
+        (&["--text", "text.txt", "--cluster", "9xZ1"], "9xZ1"),
+        (&["--text", "text.txt", "--config", "bad.toml"], "toop-k"),
+        (
+            &["--text", "text.txt", "--config", "none.toml"],
+            "none.toml",
+        ),
+        (
+            &["--text", "text.txt", "--context", "32", "--resume"],
+            "no checkpoint",
+        ),
+        (
+            &["--text", "text.txt", "--compare", "dropless,dropless"],
+            "dropless",
+        ),
+        (
+            &["--text", "text.txt", "--compare", "lrmoe@2"],
+            "retention 2",
+        ),
+        (&["--unheard-of"], "--unheard-of"),
+    ];
+    for (arguments, message) in cases {
+        assert_refused(&folder, arguments, message);
+    }
+}
+
+#[test]
+fn a_bad_checkpoint_is_refused() {
+    let folder = Folder::new();
+    assert_success(&folder.train(&["--steps", "2"]));
+    let path = folder.path("out/checkpoint.safetensors");
+    let good = std::fs::read(&path).expect("a checkpoint");
+    let resume = |arguments: &[&'static str]| {
+        [&["--text", "text.txt"], SMALL, arguments, &["--resume"]].concat()
+    };
+
+    assert_refused(
+        &folder,
+        &resume(&["--experts", "8"]),
+        "written with experts 4, this run has 8",
+    );
+    assert_refused(
+        &folder,
+        &resume(&["--ranks", "4"]),
+        "written with ranks 2, this run has 4",
+    );
+    assert_refused(
+        &folder,
+        &resume(&["--policy", "symi"]),
+        "written with policy lrmoe, this run has symi",
+    );
+    assert_refused(
+        &folder,
+        &[&["--text", "text.txt"], SMALL].concat(),
+        "already holds a run",
+    );
+    let damaged = [&good[..good.len() / 2], b"", b"not a checkpoint at all"];
+    for bytes in damaged {
+        std::fs::write(&path, bytes).expect("a file");
+        assert_refused(&folder, &resume(&[]), "not a readable checkpoint");
+    }
+    let mut header = good.clone();
+    header[20] ^= 0xff;
+    std::fs::write(&path, header).expect("a file");
+    assert_refused(&folder, &resume(&[]), "not a readable checkpoint");
+}
