@@ -45,6 +45,7 @@
 //!     tokens: 40,
 //!     chunk_rows: 64,
 //!     stash: Stash::Recompute,
+//!     keeps_outputs: false,
 //!     fixed: 0,
 //! };
 //! let capacities = memory.capacities(&slots, 3, &[160_000, 160_000])?;

@@ -88,6 +88,8 @@ pub struct MemoryModel {
     pub chunk_rows: u64,
     /// What the forward pass leaves.
     pub stash: Stash,
+    /// Whether it leaves every pair's output row too, for an exact router gradient.
+    pub keeps_outputs: bool,
     /// Everything else, in bytes.
     pub fixed: u64,
 }
@@ -142,16 +144,22 @@ impl fmt::Display for Memory {
 }
 
 impl MemoryModel {
-    /// Bytes of what the forward pass of one rank leaves: D elements per token; expert id, gate weight and squared norm per pair.
+    /// Bytes of what the forward pass of one rank leaves: D elements per token; expert id, gate weight and squared norm per pair; D elements more per pair
+    /// where outputs are kept.
     pub fn stash_bytes(&self) -> u64 {
+        let (tokens, top_k) = (self.tokens as u64, self.top_k as u64);
+        let row = product(&[self.shape.width as u64, self.shape.bytes as u64]);
+        let outputs = if self.keeps_outputs {
+            product(&[tokens, top_k, row])
+        } else {
+            0
+        };
         match self.stash {
-            Stash::Recompute => {
-                let tokens = self.tokens as u64;
-                sum(&[
-                    product(&[tokens, self.shape.width as u64, self.shape.bytes as u64]),
-                    product(&[tokens, self.top_k as u64, 16]),
-                ])
-            }
+            Stash::Recompute => sum(&[
+                product(&[tokens, row]),
+                product(&[tokens, top_k, 16]),
+                outputs,
+            ]),
         }
     }
 

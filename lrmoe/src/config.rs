@@ -207,6 +207,8 @@ impl TrainOptions {
                 score: self.score.unwrap_or(standard.score),
                 method: self.select.unwrap_or(standard.method),
                 quotas: self.quota_policy.unwrap_or(standard.quotas),
+                dx_weight: self.dx_weight.unwrap_or(standard.dx_weight),
+                router_gradient: self.router_gradient.unwrap_or(standard.router_gradient),
                 ..standard
             }),
         })

@@ -1,5 +1,8 @@
 //! What is run backward, where experts live, and what is dropped: the three training policies.
 
+use std::fmt;
+use std::str::FromStr;
+
 use lrmoe_metric::{MASKED, Method, Score};
 use lrmoe_plan::{
     Fixed, Loads, Lrmoe, Placement, PlacementPolicy, PlacementRequest, QuotaPolicy, symi_capacity,
@@ -38,6 +41,89 @@ pub struct Selecting {
     pub quotas: QuotaPolicy,
     /// Smallest quota of an expert that has pairs, as long as `retention` is above 0.
     pub floor: u32,
+    /// Weight of a retained pair in dx.
+    pub dx_weight: DxWeight,
+    /// Which pairs give the router a gradient.
+    pub router_gradient: RouterGradient,
+}
+
+/// Weight of a retained pair's term in dx.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DxWeight {
+    /// 1: dx lacks what the dropped pairs would add.
+    #[default]
+    One,
+    /// The selection weight: dx is unbiased too, with its variance.
+    Selection,
+}
+
+/// Which pairs give the router a gradient, dL/dp = <dL/dy, expert output>.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RouterGradient {
+    /// The retained pairs, with their selection weights: unbiased.
+    #[default]
+    Retained,
+    /// All pairs, exactly. The rank that a pair comes from keeps its output row until the backward pass.
+    All,
+}
+
+/// A name that is not among those known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {what} `{name}`, must be {expected}")]
+pub struct UnknownName {
+    what: &'static str,
+    name: String,
+    expected: &'static str,
+}
+
+impl fmt::Display for DxWeight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::One => "1",
+            Self::Selection => "w",
+        })
+    }
+}
+
+impl FromStr for DxWeight {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "1" => Ok(Self::One),
+            "w" => Ok(Self::Selection),
+            _ => Err(UnknownName {
+                what: "dx weight",
+                name: name.into(),
+                expected: "1 or w",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for RouterGradient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Retained => "retained",
+            Self::All => "all",
+        })
+    }
+}
+
+impl FromStr for RouterGradient {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "retained" => Ok(Self::Retained),
+            "all" => Ok(Self::All),
+            _ => Err(UnknownName {
+                what: "router gradient",
+                name: name.into(),
+                expected: "retained or all",
+            }),
+        }
+    }
 }
 
 impl Default for Selecting {
@@ -49,6 +135,8 @@ impl Default for Selecting {
             method: Method::Priority,
             quotas: QuotaPolicy::Proportional,
             floor: 1,
+            dx_weight: DxWeight::One,
+            router_gradient: RouterGradient::Retained,
         }
     }
 }
@@ -71,6 +159,19 @@ impl Policy {
     /// Whether scores need |h|^2 of every pair from the forward pass.
     pub(crate) fn needs_h(&self) -> bool {
         matches!(self, Self::Lrmoe(selecting) if selecting.score.needs_h())
+    }
+
+    /// Whether the router's gradient needs every pair's output from the forward pass.
+    pub(crate) fn needs_outputs(&self) -> bool {
+        matches!(self, Self::Lrmoe(selecting) if selecting.router_gradient == RouterGradient::All)
+    }
+
+    /// Weight of a retained pair in dx.
+    pub(crate) fn dx_weight(&self) -> DxWeight {
+        match self {
+            Self::Lrmoe(selecting) => selecting.dx_weight,
+            _ => DxWeight::One,
+        }
     }
 
     /// Placement of the next step, from the loads of this one.

@@ -56,7 +56,7 @@ fn a_text_is_enough() {
 }
 
 /// Every option with a value that is not its default, as on the command line and in TOML.
-const OPTIONS: [(&str, &str, &str); 38] = [
+const OPTIONS: [(&str, &str, &str); 40] = [
     ("text", "b.txt", "['b.txt']"),
     ("out", "there", "'there'"),
     ("policy", "symi", "'symi'"),
@@ -64,6 +64,8 @@ const OPTIONS: [(&str, &str, &str); 38] = [
     ("score", "forward", "'forward'"),
     ("select", "top", "'top'"),
     ("quota-policy", "value", "'value'"),
+    ("dx-weight", "w", "'w'"),
+    ("router-gradient", "all", "'all'"),
     ("capacity-factor", "1.5", "1.5"),
     (
         "compare",
@@ -334,6 +336,8 @@ fn words_that_mean_nothing_are_refused() {
         ("--score best", "best"),
         ("--select best", "best"),
         ("--quota-policy best", "best"),
+        ("--dx-weight 2", "unknown dx weight `2`, must be 1 or w"),
+        ("--router-gradient best", "best"),
         ("--activation best", "best"),
         ("--steps many", "many"),
         ("--seed -1", "-1"),

@@ -3,8 +3,9 @@
 mod common;
 
 use common::{Batch, Stepped, lrmoe, relative_error, split, step, steps};
-use lrmoe::layer::{LayerConfig, imbalance};
-use lrmoe::policy::{Policy, Selecting};
+use lrmoe::layer::{LayerConfig, MoeLayer, imbalance};
+use lrmoe::policy::{DxWeight, Policy, RouterGradient, Selecting};
+use lrmoe_comm::Solo;
 use lrmoe_metric::{Method, Score};
 use lrmoe_plan::{ExpertShape, Fixed, MemoryModel, QuotaPolicy, Stash};
 
@@ -41,6 +42,47 @@ fn retention_one_is_dropless_bit_for_bit_on_one_rank() {
         assert_eq!(bits(&kept.dp), bits(&full.dp));
         assert_eq!(bits(&kept.gradient), bits(&full.gradient));
     }
+}
+
+#[test]
+fn the_router_gradient_of_all_pairs_is_exact() {
+    let batch = Batch::random(64, (16, 24), (8, 2), 16);
+    let full = step(&batch, &batch.config(3, Policy::Dropless));
+    for retention in [0.0, 0.3] {
+        let policy = Policy::Lrmoe(Selecting {
+            retention,
+            router_gradient: RouterGradient::All,
+            ..Selecting::default()
+        });
+        let part = step(&batch, &batch.config(3, policy));
+        assert!(relative_error(&part.dp, &full.dp) < ROUNDING);
+        assert!(relative_error(&part.dx, &full.dx) > 0.1);
+    }
+}
+
+#[test]
+fn dx_and_the_router_gradient_are_unbiased_with_selection_weights() {
+    let batch = Batch::random(48, (8, 12), (4, 2), 17);
+    let full = step(&batch, &batch.config(1, Policy::Dropless));
+    let policy = Policy::Lrmoe(Selecting {
+        dx_weight: DxWeight::Selection,
+        ..Selecting::default()
+    });
+    let draws = 4000;
+    let mut mean = (full.dx.mapv(|_| 0.0), full.dp.mapv(|_| 0.0));
+    let mut layer = MoeLayer::new(batch.config(1, policy), 0, |e| batch.parameters(e)).unwrap();
+    for draw in 0..draws {
+        let (x, ids, p) = (&batch.x, &batch.expert_ids, &batch.gate_weights);
+        layer
+            .forward(&mut Solo, x.view(), ids.view(), p.view(), Some(draw))
+            .unwrap();
+        let (dx, dp) = layer.backward(&mut Solo, batch.dy.view()).unwrap();
+        mean.0 += &(dx / draws as f32);
+        mean.1 += &(dp / draws as f32);
+    }
+    // A mean of 4,000 draws at half retention; a bias (weight 1 halves the rows) would be above 0.2.
+    assert!(relative_error(&mean.0, &full.dx) < 0.03);
+    assert!(relative_error(&mean.1, &full.dp) < 0.03);
 }
 
 #[test]
@@ -96,11 +138,10 @@ fn nothing_depends_on_the_number_of_threads() {
             .expect("a pool");
         // Rank threads use the ambient pool only on the thread that installed it; one rank runs inside.
         pool.install(|| {
-            let mut comm = lrmoe_comm::Solo;
+            let mut comm = Solo;
             let config = batch.config(1, lrmoe(0.5));
             let mut layer =
-                lrmoe::layer::MoeLayer::new(config, 0, |expert| batch.parameters(expert))
-                    .expect("a layer");
+                MoeLayer::new(config, 0, |expert| batch.parameters(expert)).expect("a layer");
             (1..=3)
                 .map(|number| {
                     format!(
@@ -135,7 +176,7 @@ fn all_policies() -> Vec<Policy> {
             score,
             method,
             quotas,
-            floor: 1,
+            ..Selecting::default()
         })
     };
     vec![
@@ -153,6 +194,11 @@ fn all_policies() -> Vec<Policy> {
         select(0.5, Score::Gate, Method::Top, QuotaPolicy::Value),
         select(0.5, Score::Random, Method::Top, QuotaPolicy::Proportional),
         lrmoe(0.0),
+        Policy::Lrmoe(Selecting {
+            dx_weight: DxWeight::Selection,
+            router_gradient: RouterGradient::All,
+            ..Selecting::default()
+        }),
     ]
 }
 
@@ -412,6 +458,7 @@ fn measured_buffers_stay_within_the_memory_model() {
             tokens: tokens / ranks,
             chunk_rows: 200,
             stash: Stash::Recompute,
+            keeps_outputs: false,
             fixed: 0,
         };
         for (rank, stats) in stepped.stats.iter().enumerate() {

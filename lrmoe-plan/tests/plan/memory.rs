@@ -15,6 +15,7 @@ fn model(gated: bool) -> MemoryModel {
         tokens: 11,
         chunk_rows: 64,
         stash: Stash::Recompute,
+        keeps_outputs: false,
         fixed: 1000,
     }
 }
@@ -43,6 +44,14 @@ fn every_term_by_hand() {
     assert_eq!(first.total(), sum);
     assert!(first.to_string().ends_with(&format!(" {sum}")));
     assert_eq!(model(false).shape.weight_bytes(), 2 * 10 * 7 * 2);
+    let kept = MemoryModel {
+        keeps_outputs: true,
+        ..model(true)
+    };
+    assert_eq!(
+        kept.stash_bytes(),
+        model(true).stash_bytes() + 11 * 3 * 10 * 2
+    );
 }
 
 #[test]

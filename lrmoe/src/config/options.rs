@@ -8,6 +8,8 @@ use lrmoe_metric::{Method, Score};
 use lrmoe_plan::QuotaPolicy;
 use serde::de::{Deserialize, Deserializer, Error};
 
+use crate::policy::{DxWeight, RouterGradient};
+
 use super::contender::{ContenderName, PolicyName};
 
 /// Options of a training run as given, on the command line or in a TOML file with the same names.
@@ -55,6 +57,16 @@ pub struct TrainOptions {
     #[arg(long, value_name = "NAME", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) quota_policy: Option<QuotaPolicy>,
+    /// Weight of a retained pair in the gradient of the layer's input: 1, or w for its selection weight (unbiased, with more
+    /// variance) [default: 1]
+    #[arg(long, value_name = "WEIGHT", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) dx_weight: Option<DxWeight>,
+    /// Pairs that give the router a gradient: retained (unbiased) or all (exact; keeps every pair's output until backward)
+    /// [default: retained]
+    #[arg(long, value_name = "PAIRS", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) router_gradient: Option<RouterGradient>,
     /// Pairs that all slots take together, as a multiple of the routed pairs; lower drops more. For symi [default: 1.0]
     #[arg(long, value_name = "FACTOR", help_heading = "Policy")]
     pub(super) capacity_factor: Option<f64>,
@@ -181,6 +193,8 @@ impl TrainOptions {
             score: self.score.or(other.score),
             select: self.select.or(other.select),
             quota_policy: self.quota_policy.or(other.quota_policy),
+            dx_weight: self.dx_weight.or(other.dx_weight),
+            router_gradient: self.router_gradient.or(other.router_gradient),
             capacity_factor: self.capacity_factor.or(other.capacity_factor),
             compare: self.compare.or(other.compare),
             target_loss: self.target_loss.or(other.target_loss),

@@ -10,7 +10,7 @@ use ndarray::{Array2, ArrayView2};
 
 use super::dispatch::{Chunk, Dispatch, rows_between_ranks, rows_leaving};
 use super::stats::{Clock, LayerStats, Stage};
-use super::{Buffers, MoeLayer, Stash};
+use super::{Buffers, MoeLayer, PairStash, Stash};
 use crate::error::Error;
 use crate::policy::{Policy, mask_beyond};
 
@@ -52,6 +52,7 @@ impl MoeLayer {
         clock.lap(&mut self.stats.seconds, Stage::Wait);
         let given = Pairs::new(expert_ids, gate_weights, self.config.experts, 0)?;
         let (routed, first_pair) = self.gather_loads(comm, &given)?;
+        clock.lap(&mut self.stats.seconds, Stage::Exchange);
         let mut expert_ids = expert_ids.to_owned();
         let mut loads = routed.clone();
         if let (Some(symi), true) = (&self.symi, training) {
@@ -89,32 +90,23 @@ impl MoeLayer {
         clock.lap(&mut self.stats.seconds, Stage::Route);
 
         let mut y = Array2::zeros(x.dim());
-        let mut h_norms = (training && self.config.policy.needs_h())
-            .then(|| vec![SquaredNorm::default(); pairs.len()]);
+        let mut kept = self.pair_stash(training, pairs.len());
         while let Some(chunk) = dispatch.next_chunk()? {
             clock.lap(&mut self.stats.seconds, Stage::Route);
-            self.forward_chunk(
-                comm,
-                &mut clock,
-                &chunk,
-                x,
-                &pairs,
-                h_norms.as_deref_mut(),
-                &mut y,
-            )?;
+            self.forward_chunk(comm, &mut clock, &chunk, x, &pairs, &mut kept, &mut y)?;
         }
         self.stats.loads = routed.per_expert().to_vec();
         if let Some(step) = step {
             self.stats.dropped = routed.total() - loads.total();
             self.stats.quotas = quotas.as_slice().to_vec();
-            self.record_forward(&table, h_norms.is_some());
+            self.record_forward(&table, kept.h_norms.is_some());
             let (x, gate_weights) = (x.to_owned(), gate_weights.to_owned());
             self.stash = Some(Stash {
                 step,
                 x,
                 expert_ids,
                 gate_weights,
-                h_norms,
+                kept,
                 first_pair,
                 quotas,
             });
@@ -124,7 +116,18 @@ impl MoeLayer {
         Ok(y)
     }
 
-    /// One chunk: rows to their instances, through the experts, and back into `y`, weighted; |h|^2 beside them where it is wanted.
+    /// Room for what the backward pass will want of each pair.
+    fn pair_stash(&self, training: bool, pairs: usize) -> PairStash {
+        let policy = &self.config.policy;
+        let keeps = |what: bool| training && what;
+        PairStash {
+            h_norms: keeps(policy.needs_h()).then(|| vec![SquaredNorm::default(); pairs]),
+            outputs: keeps(policy.needs_outputs())
+                .then(|| Array2::zeros((pairs, self.config.shape.width))),
+        }
+    }
+
+    /// One chunk: rows to their instances, through the experts, and back into `y`, weighted; what is kept per pair beside it.
     #[expect(
         clippy::too_many_arguments,
         reason = "one stage of a loop body, its state spread over three owners"
@@ -136,7 +139,7 @@ impl MoeLayer {
         chunk: &Chunk,
         x: ArrayView2<'_, f32>,
         pairs: &Pairs<'_>,
-        h_norms: Option<&mut [SquaredNorm]>,
+        kept: &mut PairStash,
         y: &mut Array2<f32>,
     ) -> Result<(), Error> {
         let (width, rows) = (self.config.shape.width, chunk.received_rows());
@@ -162,7 +165,7 @@ impl MoeLayer {
             buffers.x.filled_rows(width),
             &mut self.workspace,
             buffers.out.rows(rows, width),
-            h_norms.is_some().then_some(buffers.norms.take(rows)),
+            kept.h_norms.as_ref().map(|_| buffers.norms.take(rows)),
         )?;
         clock.lap(seconds, Stage::Forward);
         chunk.grouping.ungroup(
@@ -184,8 +187,17 @@ impl MoeLayer {
             pairs.top_k(),
             y.view_mut(),
         )?;
+        if let Some(outputs) = &mut kept.outputs {
+            for (pair, out) in chunk
+                .pairs
+                .iter()
+                .zip(buffers.send.filled_rows(width).rows())
+            {
+                outputs.row_mut(*pair as usize).assign(&out);
+            }
+        }
         clock.lap(seconds, Stage::Compact);
-        if let Some(h_norms) = h_norms {
+        if let Some(h_norms) = &mut kept.h_norms {
             return_norms(comm, chunk, buffers, h_norms)?;
             clock.lap(seconds, Stage::Exchange);
         }

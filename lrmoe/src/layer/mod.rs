@@ -58,9 +58,17 @@ struct Stash {
     x: Array2<f32>,
     expert_ids: Array2<i32>,
     gate_weights: Array2<f32>,
-    h_norms: Option<Vec<SquaredNorm>>,
+    kept: PairStash,
     first_pair: u64,
     quotas: Quotas,
+}
+
+/// What of it is kept per pair, `[pairs]`, where the policy wants it.
+#[derive(Debug)]
+struct PairStash {
+    h_norms: Option<Vec<SquaredNorm>>,
+    /// The experts' outputs, without the gate weight, `[pairs, width]`.
+    outputs: Option<Array2<f32>>,
 }
 
 /// Buffers that are kept from step to step.
@@ -265,10 +273,13 @@ impl MoeLayer {
     /// Bytes of token buffers held now: exchange, workspaces, stash.
     fn buffer_bytes(&self) -> u64 {
         let stash = self.stash.as_ref().map_or(0, |stash| {
-            let norms = stash.h_norms.as_ref().map_or(0, Vec::len) * size_of::<SquaredNorm>();
+            let kept = &stash.kept;
+            let norms = kept.h_norms.as_ref().map_or(0, Vec::len) * size_of::<SquaredNorm>();
+            let outputs = kept.outputs.as_ref().map_or(0, Array2::len) * size_of::<f32>();
             stash.x.len() * size_of::<f32>()
                 + stash.expert_ids.len() * (size_of::<i32>() + size_of::<f32>())
                 + norms
+                + outputs
         });
         (self.buffers.bytes() + self.workspace.bytes() + stash) as u64
     }

@@ -10,13 +10,13 @@ use ndarray::Array2;
 pub enum Stage {
     /// Waiting until every rank has come to the layer; no part of the layer's time.
     Wait,
-    /// Loads, quotas and placement.
+    /// Quotas and placement.
     Plan,
     /// Routing tables and sending orders.
     Route,
     /// Gather, regroup, scatter-add.
     Compact,
-    /// All-to-all of rows, waiting for the slowest rank included.
+    /// All-to-all of rows and all-gather of counts, waiting for the slowest rank included.
     Exchange,
     /// Expert FFN forward.
     Forward,

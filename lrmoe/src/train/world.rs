@@ -238,6 +238,7 @@ fn memory_model(config: &TrainConfig) -> MemoryModel {
         tokens: config.batch / config.ranks * config.model.context,
         chunk_rows: config.chunk_rows,
         stash: Stash::Recompute,
+        keeps_outputs: config.policy.needs_outputs(),
         fixed: 0,
     }
 }
