@@ -31,19 +31,7 @@ impl MoeLayer {
         step: Option<u32>,
     ) -> Result<Array2<f32>, Error> {
         let mut clock = Clock::start();
-        let shape = (x.nrows(), self.config.top_k);
-        if x.ncols() != self.config.shape.width
-            || expert_ids.dim() != shape
-            || gate_weights.dim() != shape
-        {
-            return Err(Error::ForwardShapes {
-                x: x.dim(),
-                expert_ids: expert_ids.dim(),
-                gate_weights: gate_weights.dim(),
-                width: self.config.shape.width,
-                top_k: self.config.top_k,
-            });
-        }
+        self.check_forward(x, expert_ids, gate_weights)?;
         let training = step.is_some();
         if training {
             self.stats = LayerStats::default();
@@ -53,15 +41,7 @@ impl MoeLayer {
         let given = Pairs::new(expert_ids, gate_weights, self.config.experts, 0)?;
         let (routed, first_pair) = self.gather_loads(comm, &given)?;
         clock.lap(&mut self.stats.seconds, Stage::Exchange);
-        let mut expert_ids = expert_ids.to_owned();
-        let mut loads = routed.clone();
-        if let (Some(symi), true) = (&self.symi, training) {
-            loads = symi.kept(&routed)?;
-            let ids = expert_ids
-                .as_slice_mut()
-                .expect("an owned array is contiguous");
-            mask_beyond(loads.counts().row(self.rank), ids);
-        }
+        let (loads, expert_ids) = self.drop_pairs(&routed, expert_ids, training)?;
         let quotas = self.quotas(&loads)?;
         clock.lap(&mut self.stats.seconds, Stage::Plan);
 
@@ -114,6 +94,45 @@ impl MoeLayer {
         }
         self.loads = Some(routed);
         Ok(y)
+    }
+
+    fn check_forward(
+        &self,
+        x: ArrayView2<'_, f32>,
+        expert_ids: ArrayView2<'_, i32>,
+        gate_weights: ArrayView2<'_, f32>,
+    ) -> Result<(), Error> {
+        let (width, top_k) = (self.config.shape.width, self.config.top_k);
+        let pairs = (x.nrows(), top_k);
+        if x.ncols() == width && expert_ids.dim() == pairs && gate_weights.dim() == pairs {
+            return Ok(());
+        }
+        Err(Error::ForwardShapes {
+            x: x.dim(),
+            expert_ids: expert_ids.dim(),
+            gate_weights: gate_weights.dim(),
+            width,
+            top_k,
+        })
+    }
+
+    /// What is left of the loads and of this rank's pairs, dropped ones masked, once the policy has had its say; in training alone.
+    fn drop_pairs(
+        &self,
+        routed: &Loads,
+        expert_ids: ArrayView2<'_, i32>,
+        training: bool,
+    ) -> Result<(Loads, Array2<i32>), Error> {
+        let mut expert_ids = expert_ids.to_owned();
+        let Some(symi) = self.symi.as_ref().filter(|_| training) else {
+            return Ok((routed.clone(), expert_ids));
+        };
+        let loads = symi.kept(routed)?;
+        let ids = expert_ids
+            .as_slice_mut()
+            .expect("checked for standard layout, so the copy has it too");
+        mask_beyond(loads.counts().row(self.rank), ids);
+        Ok((loads, expert_ids))
     }
 
     /// Room for what the backward pass will want of each pair.

@@ -1,7 +1,8 @@
 //! Checkpoints: one safetensors file, written to a temporary name and renamed.
 //!
 //! Tensors: `dense.parameters`, `dense.first`, `dense.second` (all dense parameters in the model's order and their moments), and per MoE layer
-//! `layer.N.{parameters,first,second}` (see `LayerState`), `layer.N.placement` (rank, expert) pairs, `layer.N.profile`, `layer.N.replicas`.
+//! `layer.N.{parameters,first,second}` (see `LayerState`), `layer.N.instances` (how many on each rank) and `layer.N.placement` (their experts,
+//! rank by rank), `layer.N.profile`, `layer.N.replicas`.
 //! Metadata: the format's name, the steps done, and the options that a resumed run must share.
 
 use std::collections::{BTreeMap, HashMap};
@@ -130,13 +131,9 @@ impl Checkpoint {
                 values.iter().flat_map(|v| v.to_le_bytes()).collect(),
             )
         };
-        let words = |name: String, shape: Vec<usize>, values: Vec<u32>| {
-            (
-                name,
-                Dtype::U32,
-                shape,
-                values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            )
+        let words = |name: String, values: Vec<u32>| {
+            let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            (name, Dtype::U32, vec![values.len()], bytes)
         };
         let mut tensors = vec![
             floats("dense.parameters".into(), &self.dense),
@@ -149,57 +146,36 @@ impl Checkpoint {
             tensors.push(floats(name("first"), &layer.moments.first));
             tensors.push(floats(name("second"), &layer.moments.second));
             tensors.push(floats(name("profile"), &layer.profile));
-            let instances = layer
-                .placement
-                .iter()
-                .enumerate()
-                .flat_map(|(rank, experts)| experts.iter().flat_map(move |e| [rank as u32, *e]));
-            let instances: Vec<u32> = instances.collect();
-            tensors.push(words(
-                name("placement"),
-                vec![instances.len() / 2, 2],
-                instances,
-            ));
-            tensors.push(words(
-                name("replicas"),
-                vec![layer.replicas.len()],
-                layer.replicas.clone(),
-            ));
+            let instances = layer.placement.iter().map(|here| here.len() as u32);
+            tensors.push(words(name("instances"), instances.collect()));
+            tensors.push(words(name("placement"), layer.placement.concat()));
+            tensors.push(words(name("replicas"), layer.replicas.clone()));
         }
         tensors
     }
 
     fn from_tensors(step: u32, reader: &Reader<'_>) -> Result<Self, String> {
-        let moments = |first: &str, second: &str| {
-            Ok::<_, String>(Moments {
-                first: reader.floats(first)?,
-                second: reader.floats(second)?,
-            })
-        };
         let mut layers = Vec::new();
         while reader.has(&format!("layer.{}.parameters", layers.len())) {
             let name = |what: &str| format!("layer.{}.{what}", layers.len());
-            let mut placement: Vec<Vec<u32>> = Vec::new();
-            for instance in reader.words(&name("placement"))?.chunks_exact(2) {
-                let rank = instance[0] as usize;
-                if rank > 1 << 20 {
-                    return Err(format!("{} names rank {rank}", name("placement")));
-                }
-                placement.resize(placement.len().max(rank + 1), Vec::new());
-                placement[rank].push(instance[1]);
-            }
+            let mut experts = reader.words(&name("placement"))?.into_iter();
+            let instances = reader.words(&name("instances"))?.into_iter();
+            let (parameters, moments) = reader.parameters(&name(""))?;
             layers.push(LayerState {
-                parameters: reader.floats(&name("parameters"))?,
-                moments: moments(&name("first"), &name("second"))?,
-                placement,
+                parameters,
+                moments,
+                placement: instances
+                    .map(|count| experts.by_ref().take(count as usize).collect())
+                    .collect(),
                 profile: reader.floats(&name("profile"))?,
                 replicas: reader.words(&name("replicas"))?,
             });
         }
+        let (dense, moments) = reader.parameters("dense.")?;
         Ok(Self {
             step,
-            dense: reader.floats("dense.parameters")?,
-            moments: moments("dense.first", "dense.second")?,
+            dense,
+            moments,
             layers,
         })
     }
@@ -213,6 +189,25 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn has(&self, name: &str) -> bool {
         self.tensors.tensor(name).is_ok()
+    }
+
+    /// Parameters and their moments, all of one length.
+    fn parameters(&self, prefix: &str) -> Result<(Vec<f32>, Moments), String> {
+        let vector = |what: &str| self.floats(&format!("{prefix}{what}"));
+        let parameters = vector("parameters")?;
+        let moments = Moments {
+            first: vector("first")?,
+            second: vector("second")?,
+        };
+        if moments.first.len() != parameters.len() || moments.second.len() != parameters.len() {
+            return Err(format!(
+                "{prefix}parameters, first and second have lengths {}, {} and {}",
+                parameters.len(),
+                moments.first.len(),
+                moments.second.len()
+            ));
+        }
+        Ok((parameters, moments))
     }
 
     fn floats(&self, name: &str) -> Result<Vec<f32>, String> {
@@ -253,4 +248,46 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
         .map_err(Error::io(path))?;
     file.persist(path).map_err(|e| Error::io(path)(e.error))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comes_back_as_it_was_saved() {
+        let moments = |len: usize| Moments {
+            first: vec![0.5; len],
+            second: vec![0.25; len],
+        };
+        let checkpoint = Checkpoint {
+            step: 7,
+            dense: vec![1.0, -0.0, f32::MIN_POSITIVE],
+            moments: moments(3),
+            layers: vec![LayerState {
+                parameters: vec![3.0; 4],
+                moments: moments(4),
+                // The first and the last rank hold nothing.
+                placement: vec![vec![], vec![0, 2], vec![1], vec![]],
+                profile: vec![0.0, 2.5],
+                replicas: vec![],
+            }],
+        };
+        let identity = BTreeMap::from([("seed".to_owned(), "1".to_owned())]);
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("checkpoint.safetensors");
+        checkpoint.save(&path, &identity).expect("saved");
+        assert_eq!(
+            Checkpoint::load(&path, &identity).expect("loaded"),
+            checkpoint
+        );
+
+        let damaged = Checkpoint {
+            moments: moments(2),
+            ..checkpoint
+        };
+        damaged.save(&path, &identity).expect("saved");
+        let error = Checkpoint::load(&path, &identity).expect_err("refused");
+        assert!(error.to_string().contains("lengths 3, 2 and 2"), "{error}");
+    }
 }
