@@ -228,7 +228,32 @@ fn check(case: &Case) -> Result<(), Failed> {
     compare("y", all.y.as_slice(), case.tensor("y")?)?;
     compare("norm_h", Some(&all.norm_h), case.tensor("norm_h")?)?;
     check_gradients(case, &all, "")?;
+    check_pair_norms(case)?;
     check_gradients(case, &run(case, |pair| case.retained[pair])?, "retained_")
+}
+
+/// Each pair alone: its output, and what it adds to the gradients. They may differ by many orders of magnitude, so each is compared alone.
+fn check_pair_norms(case: &Case) -> Result<(), Failed> {
+    let p = case.tensor("topk_weights")?;
+    let names = ["out_norm", "dw_down_norm", "dw_full_norm"];
+    let expected = names.map(|name| case.tensor(name));
+    let [out_norm, down_norm, full_norm] = expected;
+    let (out_norm, down_norm, full_norm) = (out_norm?, down_norm?, full_norm?);
+    for pair in 0..case.ids.len() {
+        let alone = run(case, |other| other == pair)?;
+        let norm = |values: &mut dyn Iterator<Item = &f32>| {
+            values.map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt() as f32
+        };
+        let inward = alone.dgate.iter().flatten().chain(&alone.dup);
+        let masked = case.ids[pair] < 0;
+        let out = norm(&mut alone.y.iter()) / if masked { 1.0 } else { p[pair] };
+        let full = norm(&mut inward.chain(&alone.ddown));
+        compare("out_norm", Some(&[out]), vec![out_norm[pair]])?;
+        let down = norm(&mut alone.ddown.iter());
+        compare("dw_down_norm", Some(&[down]), vec![down_norm[pair]])?;
+        compare("dw_full_norm", Some(&[full]), vec![full_norm[pair]])?;
+    }
+    Ok(())
 }
 
 fn check_gradients(case: &Case, layer: &Layer, prefix: &str) -> Result<(), Failed> {
