@@ -152,7 +152,7 @@ impl Error {
             self,
             Self::Comm(_)
                 | Self::Metric(
-                    lrmoe_metric::Error::Elsewhere { .. } | lrmoe_metric::Error::Exchange(_)
+                    lrmoe_metric::Error::Elsewhere | lrmoe_metric::Error::Exchange(_)
                 )
         )
     }

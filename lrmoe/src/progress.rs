@@ -53,7 +53,7 @@ impl Observer for Progress {
             worst(|layer| layer.imbalance_before),
             worst(|layer| layer.imbalance_after),
         );
-        if self.bar.is_hidden() && record.step % LINE_EVERY == 0 {
+        if self.bar.is_hidden() && record.step.is_multiple_of(LINE_EVERY) {
             eprintln!("{} step {}  {message}", self.name, record.step);
         }
         self.bar.set_position(u64::from(record.step));
