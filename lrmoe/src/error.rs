@@ -151,9 +151,7 @@ impl Error {
         matches!(
             self,
             Self::Comm(_)
-                | Self::Metric(
-                    lrmoe_metric::Error::Elsewhere | lrmoe_metric::Error::Exchange(_)
-                )
+                | Self::Metric(lrmoe_metric::Error::Elsewhere | lrmoe_metric::Error::Exchange(_))
         )
     }
 

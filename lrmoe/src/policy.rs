@@ -51,9 +51,9 @@ pub struct Selecting {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DxWeight {
     /// 1: dx lacks what the dropped pairs would add.
-    #[default]
     One,
     /// The selection weight: dx is unbiased too, with its variance.
+    #[default]
     Selection,
 }
 
@@ -127,7 +127,7 @@ impl FromStr for RouterGradient {
 }
 
 impl Default for Selecting {
-    /// Half of the pairs, unbiased by `down-grad`, quotas in proportion to load.
+    /// Half of the pairs, unbiased by `down-grad` in every gradient, quotas in proportion to load.
     fn default() -> Self {
         Self {
             retention: 0.5,
@@ -135,7 +135,7 @@ impl Default for Selecting {
             method: Method::Priority,
             quotas: QuotaPolicy::Proportional,
             floor: 1,
-            dx_weight: DxWeight::One,
+            dx_weight: DxWeight::Selection,
             router_gradient: RouterGradient::Retained,
         }
     }

@@ -64,7 +64,7 @@ const OPTIONS: [(&str, &str, &str); 40] = [
     ("score", "forward", "'forward'"),
     ("select", "top", "'top'"),
     ("quota-policy", "value", "'value'"),
-    ("dx-weight", "w", "'w'"),
+    ("dx-weight", "1", "'1'"),
     ("router-gradient", "all", "'all'"),
     ("capacity-factor", "1.5", "1.5"),
     (

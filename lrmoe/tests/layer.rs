@@ -61,28 +61,37 @@ fn the_router_gradient_of_all_pairs_is_exact() {
 }
 
 #[test]
-fn dx_and_the_router_gradient_are_unbiased_with_selection_weights() {
+fn every_gradient_is_unbiased_with_selection_weights() {
     let batch = Batch::random(48, (8, 12), (4, 2), 17);
     let full = step(&batch, &batch.config(1, Policy::Dropless));
-    let policy = Policy::Lrmoe(Selecting {
-        dx_weight: DxWeight::Selection,
-        ..Selecting::default()
-    });
     let draws = 4000;
-    let mut mean = (full.dx.mapv(|_| 0.0), full.dp.mapv(|_| 0.0));
-    let mut layer = MoeLayer::new(batch.config(1, policy), 0, |e| batch.parameters(e)).unwrap();
+    let (mut dx, mut dp) = (full.dx.mapv(|_| 0.0), full.dp.mapv(|_| 0.0));
+    let mut dw = vec![0.0; full.gradient.len()];
+    let config = batch.config(1, lrmoe(0.5));
+    let mut layer = MoeLayer::new(config, 0, |e| batch.parameters(e)).expect("a layer");
+    let (x, ids, p) = (&batch.x, &batch.expert_ids, &batch.gate_weights);
     for draw in 0..draws {
-        let (x, ids, p) = (&batch.x, &batch.expert_ids, &batch.gate_weights);
         layer
             .forward(&mut Solo, x.view(), ids.view(), p.view(), Some(draw))
-            .unwrap();
-        let (dx, dp) = layer.backward(&mut Solo, batch.dy.view()).unwrap();
-        mean.0 += &(dx / draws as f32);
-        mean.1 += &(dp / draws as f32);
+            .expect("forward");
+        let drawn = layer
+            .backward(&mut Solo, batch.dy.view())
+            .expect("backward");
+        dx += &(drawn.0 / draws as f32);
+        dp += &(drawn.1 / draws as f32);
+        let gradient = layer.instance_gradients().flatten();
+        dw.iter_mut()
+            .zip(gradient)
+            .for_each(|(mean, g)| *mean += g / draws as f32);
     }
-    // A mean of 4,000 draws at half retention; a bias (weight 1 halves the rows) would be above 0.2.
-    assert!(relative_error(&mean.0, &full.dx) < 0.03);
-    assert!(relative_error(&mean.1, &full.dp) < 0.03);
+    // The error of a mean of 4,000 draws; without weights half of every gradient would be missing.
+    for (what, error) in [
+        ("dx", relative_error(&dx, &full.dx)),
+        ("dp", relative_error(&dp, &full.dp)),
+        ("dw", relative_error(&dw, &full.gradient)),
+    ] {
+        assert!(error < 0.03, "{what} is off by {error}");
+    }
 }
 
 #[test]
@@ -195,7 +204,7 @@ fn all_policies() -> Vec<Policy> {
         select(0.5, Score::Random, Method::Top, QuotaPolicy::Proportional),
         lrmoe(0.0),
         Policy::Lrmoe(Selecting {
-            dx_weight: DxWeight::Selection,
+            dx_weight: DxWeight::One,
             router_gradient: RouterGradient::All,
             ..Selecting::default()
         }),

@@ -57,8 +57,8 @@ pub struct TrainOptions {
     #[arg(long, value_name = "NAME", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) quota_policy: Option<QuotaPolicy>,
-    /// Weight of a retained pair in the gradient of the layer's input: 1, or w for its selection weight (unbiased, with more
-    /// variance) [default: 1]
+    /// Weight of a retained pair in the gradient of the layer's input: w for its selection weight (unbiased), or 1 (biased, with
+    /// less variance) [default: w]
     #[arg(long, value_name = "WEIGHT", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) dx_weight: Option<DxWeight>,

@@ -16,8 +16,8 @@ use crate::policy::{DxWeight, Policy, Selecting};
 
 impl MoeLayer {
     /// `(dx [tokens, width], dgate_weights [tokens, top_k])` of the last training forward pass, from dL/dy; leaves the instances'
-    /// weight gradients for `reduce_gradients`. Pairs that are not retained contribute nothing; a retained pair's weight multiplies its
-    /// terms in the weight gradients and in dgate_weights, not in dx.
+    /// weight gradients for `reduce_gradients`. A pair that is not retained adds nothing to them, a retained one adds its term times its
+    /// selection weight; `Selecting::dx_weight` and `Selecting::router_gradient` make exceptions for dx and dgate_weights.
     ///
     /// # Errors
     /// `Error::NoForward` without a training forward pass before it, a wrong shape, a NaN score, more rows than memory allows, a failed exchange.
