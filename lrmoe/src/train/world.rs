@@ -10,7 +10,7 @@ use lrmoe_comm::Threads;
 use lrmoe_kernels::FfnShape;
 use lrmoe_plan::{ExpertShape, MemoryModel, Stash, Topology};
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, CheckpointError};
 use super::log::StepLog;
 use super::rank::RankTrainer;
 use super::record::StepRecord;
@@ -49,66 +49,23 @@ pub fn train(
     } else {
         None
     };
-    if checkpoint
-        .as_ref()
-        .is_some_and(|checkpoint| checkpoint.layers.len() != layers.len())
-    {
-        return Err(super::CheckpointError::Corrupt {
-            path,
-            reason: "its layers do not match its metadata".into(),
-        }
-        .into());
-    }
     let trainers = start_ranks(config, corpus, &layers, checkpoint.as_ref())?;
-    let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
+    let done = checkpoint.map_or(0, |checkpoint| checkpoint.step);
     let mut log = StepLog::open(&config.out, done, config.overwrite || config.resume)?;
     if !config.resume {
         forget(&path)?;
     }
     observer.start(done, config.steps);
-    if log
-        .records()
-        .last()
-        .is_some_and(|last| reached_target(config, last))
-    {
-        return Ok(log.into_records());
+    let last = log.records().last();
+    if !last.is_some_and(|last| reached_target(config, last)) {
+        let run = RankRun {
+            config,
+            stop,
+            identity: &identity,
+            checkpoint: &path,
+        };
+        run.ranks(trainers, &mut log, observer)?;
     }
-
-    let (send, receive) = mpsc::channel();
-    let run = RankRun {
-        config,
-        stop,
-        identity: &identity,
-        checkpoint: &path,
-    };
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = trainers
-            .into_iter()
-            .map(|trainer| {
-                let (send, run) = (send.clone(), &run);
-                scope.spawn(move || run.rank(trainer, &send))
-            })
-            .collect();
-        drop(send);
-        let mut logged = Ok(());
-        for record in receive {
-            logged = logged.and_then(|()| log.append(&record));
-            if logged.is_err() {
-                stop.store(true, Ordering::Relaxed);
-            }
-            observer.step(&record);
-        }
-        let results = ranks.into_iter().enumerate().map(|(rank, thread)| {
-            thread.join().unwrap_or_else(|panic| {
-                Err(Error::Panicked {
-                    rank,
-                    message: panic_message(panic.as_ref()),
-                })
-            })
-        });
-        first_cause(results.collect())?;
-        logged
-    })?;
     Ok(log.into_records())
 }
 
@@ -140,6 +97,39 @@ struct RankRun<'a> {
 }
 
 impl RankRun<'_> {
+    /// Runs every rank on a thread of its own and takes in their records.
+    fn ranks(
+        &self,
+        trainers: Vec<RankTrainer<'_, Threads>>,
+        log: &mut StepLog,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
+        let (send, receive) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let start = |trainer| {
+                let send = send.clone();
+                scope.spawn(move || self.rank(trainer, &send))
+            };
+            let ranks: Vec<_> = trainers.into_iter().map(start).collect();
+            drop(send);
+            let mut logged = Ok(());
+            for record in receive {
+                logged = logged.and_then(|()| log.append(&record));
+                if logged.is_err() {
+                    self.stop.store(true, Ordering::Relaxed);
+                }
+                observer.step(&record);
+            }
+            let results = ranks.into_iter().enumerate().map(|(rank, thread)| {
+                thread.join().unwrap_or_else(|panic| {
+                    let message = panic_message(panic.as_ref());
+                    Err(Error::Panicked { rank, message })
+                })
+            });
+            first_cause(results.collect()).and(logged)
+        })
+    }
+
     fn rank(
         &self,
         mut trainer: RankTrainer<'_, Threads>,
@@ -189,6 +179,18 @@ fn start_ranks<'a>(
     layers: &[LayerConfig],
     checkpoint: Option<&Checkpoint>,
 ) -> Result<Vec<RankTrainer<'a, Threads>>, Error> {
+    if let Some(found) = checkpoint.map(|checkpoint| checkpoint.layers.len())
+        && found != layers.len()
+    {
+        return Err(CheckpointError::Corrupt {
+            path: checkpoint_path(&config.out),
+            reason: format!(
+                "it holds {found} MoE layers, its metadata says {}",
+                layers.len()
+            ),
+        }
+        .into());
+    }
     let deadline = Duration::from_secs(config.deadline_seconds);
     let world = Threads::world(config.ranks, deadline)?;
     world

@@ -266,8 +266,8 @@ fn ctrl_c_saves_what_was_done() {
         .spawn()
         .expect("starts");
     wait_for_lines(&folder.path("cut/steps.jsonl"), 3);
-    let interrupted = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
+    let interrupted = Command::new("sh")
+        .args(["-c", &format!("kill -INT {}", child.id())])
         .status()
         .expect("kill");
     assert!(interrupted.success());
