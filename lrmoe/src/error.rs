@@ -116,17 +116,42 @@ pub enum Error {
         /// What the layer has.
         expected: usize,
     },
-    /// The loss is not a number any more.
-    #[error("the loss of step {step} is {loss}; try a smaller learning rate")]
+    /// Losses, scores or probabilities are not numbers any more.
+    #[error("training diverged in step {step}: {what}; try a smaller --learning-rate")]
     Diverged {
         /// The step.
         step: u32,
-        /// Its loss.
-        loss: f32,
+        /// What showed it.
+        what: String,
+    },
+    /// More memory than the machine has.
+    #[error("a model of these sizes needs at least {} MiB on this machine, more than it gives", bytes >> 20)]
+    Memory {
+        /// Bytes asked for.
+        bytes: u128,
     },
     /// The output folder already holds a run.
     #[error("{} already holds a run; continue it with --resume, replace it with --overwrite, or choose another --out", .0.display())]
     OutExists(PathBuf),
+    /// Another run is writing to the output folder.
+    #[error("{} is in use by a run that is going on; choose another --out", .0.display())]
+    OutInUse(PathBuf),
+    /// A checkpoint beyond the end of the run.
+    #[error("the checkpoint has {done} steps done, more than --steps {steps}")]
+    StepsDone {
+        /// Steps of the checkpoint.
+        done: u32,
+        /// Steps of the run.
+        steps: u32,
+    },
+    /// The log of the run that is resumed does not hold the steps that the checkpoint has done.
+    #[error("{}: line {line} is not the record of step {line}, which the checkpoint has done", .path.display())]
+    Log {
+        /// The log.
+        path: PathBuf,
+        /// The first line that is wrong or missing, from 1.
+        line: usize,
+    },
     /// A file could not be read or written.
     #[error("{}: {source}", .path.display())]
     Io {
@@ -153,6 +178,18 @@ impl Error {
             Self::Comm(_)
                 | Self::Metric(lrmoe_metric::Error::Elsewhere | lrmoe_metric::Error::Exchange(_))
         )
+    }
+
+    /// NaN in a training step is named as what it is.
+    pub(crate) fn diverged(self, step: u32) -> Self {
+        match self {
+            Self::Metric(lrmoe_metric::Error::NanScore { .. })
+            | Self::Model(ModelError::NanProbability { .. }) => Self::Diverged {
+                step,
+                what: self.to_string(),
+            },
+            other => other,
+        }
     }
 
     /// For `map_err` on file operations.

@@ -32,7 +32,7 @@ enum Command {
 /// Train a byte-level language model on text.
 ///
 /// Every rank is a thread with its own shard of the batch; the MoE layers are LRMoE's. Each step appends one JSON line to
-/// OUT/steps.jsonl. Ctrl-C ends the run after the current step and saves it; --resume continues it bit for bit.
+/// OUT/steps.jsonl. Ctrl-C ends the run after the current step, saves it and exits with 0; --resume continues it bit for bit.
 #[derive(Args)]
 #[command(args_override_self = true)]
 #[command(after_help = "Examples:

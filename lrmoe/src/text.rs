@@ -132,6 +132,11 @@ impl Corpus {
         self.bytes.len()
     }
 
+    /// CRC-32 of the whole text, to tell one from another.
+    pub fn checksum(&self) -> u32 {
+        crc32fast::hash(&self.bytes)
+    }
+
     /// Bytes of a sequence.
     pub fn context(&self) -> usize {
         self.context

@@ -23,14 +23,16 @@ pub struct TrainOptions {
     pub(super) config: Option<PathBuf>,
     /// Text to train on, required: files, or folders whose .txt, .md and .rs files are taken. The last tenth is held out
     #[arg(long, value_name = "FILE-or-DIR", num_args = 1..)]
+    #[serde(deserialize_with = "one_or_many")]
     pub(super) text: Option<Vec<PathBuf>>,
     /// Folder of the results: steps.jsonl, checkpoint.safetensors [default: out]
     #[arg(long, value_name = "DIR")]
     pub(super) out: Option<PathBuf>,
-    /// Continue from DIR/checkpoint.safetensors of --out, bit for bit
-    #[arg(long)]
+    /// Continue from DIR/checkpoint.safetensors of --out, bit for bit. Text, seed, sizes, ranks, slots and policy must be the same;
+    /// what else is given applies from here on
+    #[arg(long, conflicts_with = "overwrite")]
     pub(super) resume: bool,
-    /// Replace the results of an earlier run in --out
+    /// Replace the results of an earlier run in --out, as soon as this one starts
     #[arg(long)]
     pub(super) overwrite: bool,
 
@@ -237,6 +239,22 @@ where
 {
     let text = String::deserialize(deserializer)?;
     text.parse().map(Some).map_err(Error::custom)
+}
+
+/// One path, or a list of paths.
+fn one_or_many<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Vec<PathBuf>>, D::Error> {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged, expecting = "expected a path or a list of paths")]
+    enum Paths {
+        One(PathBuf),
+        Many(Vec<PathBuf>),
+    }
+    Ok(Some(match Paths::deserialize(deserializer)? {
+        Paths::One(path) => vec![path],
+        Paths::Many(paths) => paths,
+    }))
 }
 
 /// A list of values written as on the command line.

@@ -3,7 +3,8 @@
 //! Tensors: `dense.parameters`, `dense.first`, `dense.second` (all dense parameters in the model's order and their moments), and per MoE layer
 //! `layer.N.{parameters,first,second}` (see `LayerState`), `layer.N.instances` (how many on each rank) and `layer.N.placement` (their experts,
 //! rank by rank), `layer.N.profile`, `layer.N.replicas`.
-//! Metadata: the format's name, the steps done, and the options that a resumed run must share.
+//! Metadata, as one JSON object under `lrmoe`: the format's name, the steps done, the options that a resumed run must share, and a CRC-32
+//! of all of it and of the tensors, so that damage is refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
@@ -16,6 +17,8 @@ use crate::error::Error;
 use crate::layer::LayerState;
 
 const FORMAT: &str = "lrmoe-checkpoint-1";
+/// Where the metadata lie; one key, as safetensors writes several in any order.
+const METADATA: &str = "lrmoe";
 
 /// A run's state between two steps.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,16 +69,21 @@ impl Checkpoint {
     /// # Errors
     /// `Error::Io` with the path.
     pub fn save(&self, path: &Path, identity: &BTreeMap<String, String>) -> Result<(), Error> {
-        let tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = self.tensors();
-        let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
-            let view = TensorView::new(*dtype, shape.clone(), bytes)
-                .expect("shape and bytes come from one vector");
+        let tensors = self.tensors();
+        let mut facts = identity.clone();
+        facts.insert("format".into(), FORMAT.into());
+        facts.insert("step".into(), self.step.to_string());
+        let contents = tensors
+            .iter()
+            .map(|(name, _, bytes)| (name.as_str(), bytes.as_slice()));
+        facts.insert(CHECKSUM.into(), checksum(&facts, contents));
+        let json = serde_json::to_string(&facts).expect("a map of strings");
+        let views = tensors.iter().map(|(name, dtype, bytes)| {
+            let view =
+                TensorView::new(*dtype, vec![bytes.len() / 4], bytes).expect("four bytes a number");
             (name.as_str(), view)
         });
-        let mut metadata: HashMap<String, String> = identity.clone().into_iter().collect();
-        metadata.insert("format".into(), FORMAT.into());
-        metadata.insert("step".into(), self.step.to_string());
-        let bytes = serialize(views, Some(metadata))
+        let bytes = serialize(views, Some(HashMap::from([(METADATA.to_owned(), json)])))
             .map_err(|e| Error::io(path)(std::io::Error::other(e)))?;
         write_atomically(path, &bytes)
     }
@@ -96,44 +104,48 @@ impl Checkpoint {
             reason,
         };
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| corrupt(e.to_string()))?;
-        let metadata = header.metadata().clone().unwrap_or_default();
-        if metadata.get("format").map(String::as_str) != Some(FORMAT) {
-            return Err(corrupt(format!("its format is not {FORMAT}")).into());
+        let json = header
+            .metadata()
+            .as_ref()
+            .and_then(|metadata| metadata.get(METADATA));
+        let mut facts: BTreeMap<String, String> = json
+            .and_then(|json| serde_json::from_str(json).ok())
+            .ok_or_else(|| corrupt("it lacks LRMoE's metadata".into()))?;
+        let tensors = SafeTensors::deserialize(&bytes).map_err(|e| corrupt(e.to_string()))?;
+        let written = facts.remove(CHECKSUM);
+        let contents = tensors.iter().map(|(name, tensor)| (name, tensor.data()));
+        if written != Some(checksum(&facts, contents)) {
+            return Err(corrupt("its checksum does not match its contents".into()).into());
         }
-        for (key, expected) in identity {
-            let found = metadata
-                .get(key)
-                .ok_or_else(|| corrupt(format!("{key} is missing from its metadata")))?;
+        let expected = BTreeMap::from([("format".to_owned(), FORMAT.to_owned())]);
+        for (key, expected) in expected.iter().chain(identity) {
+            let found = facts.get(key).map_or("nothing", String::as_str);
             if found != expected {
                 return Err(CheckpointError::Mismatch {
                     path: path.into(),
                     key: key.clone(),
-                    found: found.clone(),
+                    found: found.to_owned(),
                     expected: expected.clone(),
                 }
                 .into());
             }
         }
-        let tensors = SafeTensors::deserialize(&bytes).map_err(|e| corrupt(e.to_string()))?;
-        let step = metadata
+        let step = facts
             .get("step")
             .and_then(|step| step.parse().ok())
             .ok_or_else(|| corrupt("no number of steps".into()))?;
         Ok(Self::from_tensors(step, &Reader { tensors }).map_err(corrupt)?)
     }
 
-    fn tensors(&self) -> Vec<(String, Dtype, Vec<usize>, Vec<u8>)> {
+    /// Name, type and bytes of every tensor; all are vectors of four-byte numbers.
+    fn tensors(&self) -> Vec<(String, Dtype, Vec<u8>)> {
         let floats = |name: String, values: &[f32]| {
-            (
-                name,
-                Dtype::F32,
-                vec![values.len()],
-                values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            )
+            let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            (name, Dtype::F32, bytes)
         };
         let words = |name: String, values: Vec<u32>| {
             let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-            (name, Dtype::U32, vec![values.len()], bytes)
+            (name, Dtype::U32, bytes)
         };
         let mut tensors = vec![
             floats("dense.parameters".into(), &self.dense),
@@ -179,6 +191,27 @@ impl Checkpoint {
             layers,
         })
     }
+}
+
+const CHECKSUM: &str = "checksum";
+
+/// CRC-32 of the facts and of the tensors in the order of their names.
+fn checksum<'a>(
+    facts: &BTreeMap<String, String>,
+    tensors: impl Iterator<Item = (&'a str, &'a [u8])>,
+) -> String {
+    let mut tensors: Vec<_> = tensors.collect();
+    tensors.sort_unstable();
+    let mut hasher = crc32fast::Hasher::new();
+    for (name, value) in facts {
+        hasher.update(name.as_bytes());
+        hasher.update(value.as_bytes());
+    }
+    for (name, bytes) in tensors {
+        hasher.update(name.as_bytes());
+        hasher.update(bytes);
+    }
+    format!("{:08x}", hasher.finalize())
 }
 
 /// Typed access to the tensors of a file.
@@ -236,13 +269,16 @@ impl Reader<'_> {
     }
 }
 
-/// Writes beside `path` under a temporary name, syncs and renames.
+/// Writes beside `path` under a temporary name, syncs and renames. Who may read it is up to the umask, as for other files.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let folder = path
         .parent()
         .filter(|p| !p.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(Error::io(folder))?;
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut file = builder.tempfile_in(folder).map_err(Error::io(folder))?;
     file.write_all(bytes)
         .and_then(|()| file.as_file().sync_all())
         .map_err(Error::io(path))?;

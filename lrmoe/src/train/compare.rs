@@ -123,6 +123,9 @@ pub fn compare(
     stop: &AtomicBool,
     mut observer: impl FnMut(&str) -> Box<dyn Observer>,
 ) -> Result<Comparison, Error> {
+    if config.out.join("steps.jsonl").exists() && !config.overwrite {
+        return Err(Error::OutExists(config.out.clone()));
+    }
     let mut runs = Vec::new();
     for contender in &config.compare {
         if stop.load(Ordering::Relaxed) {
@@ -158,7 +161,7 @@ pub fn compare(
     Ok(comparison)
 }
 
-fn compare_path(out: &Path) -> std::path::PathBuf {
+pub(super) fn compare_path(out: &Path) -> std::path::PathBuf {
     out.join("compare.json")
 }
 

@@ -18,10 +18,11 @@ pub(super) struct StepLog {
 
 impl StepLog {
     /// Opens `OUT/steps.jsonl`, keeping the records of the first `done` steps: what a killed run wrote after its last checkpoint is done again.
-    /// An existing log is only touched if `replace`.
+    /// An existing run is only touched if `replace`.
     pub(super) fn open(out: &Path, done: u32, replace: bool) -> Result<Self, Error> {
         let path = out.join("steps.jsonl");
-        if path.exists() && !replace {
+        let compared = super::compare::compare_path(out).exists();
+        if (path.exists() || compared) && !replace {
             return Err(Error::OutExists(out.into()));
         }
         std::fs::create_dir_all(out).map_err(Error::io(out))?;
@@ -44,9 +45,12 @@ impl StepLog {
     }
 
     pub(super) fn append(&mut self, record: &StepRecord) -> Result<(), Error> {
-        self.file
-            .write_all(line(record).as_bytes())
-            .map_err(Error::io(&self.path))?;
+        let length = self.file.metadata().map_err(Error::io(&self.path))?.len();
+        if let Err(error) = self.file.write_all(line(record).as_bytes()) {
+            // No half line stays behind; the error that counts is the first.
+            let _ = self.file.set_len(length);
+            return Err(Error::io(&self.path)(error));
+        }
         self.records.push(record.clone());
         Ok(())
     }
@@ -65,14 +69,19 @@ fn line(record: &StepRecord) -> String {
     json + "\n"
 }
 
-/// Records of the first `done` steps. A last line that a kill cut short lies beyond the checkpoint and is passed over.
+/// Records of the first `done` steps, one a line. What follows, perhaps cut short by a kill, is done again.
 fn read(path: &Path, done: u32) -> Result<Vec<StepRecord>, Error> {
-    let text = match std::fs::read_to_string(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-        other => other.map_err(Error::io(path))?,
+    let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+    let mut lines = text.lines();
+    let record = |step: u32| {
+        let record = lines
+            .next()
+            .and_then(|line| serde_json::from_str(line).ok());
+        let record = record.filter(|record: &StepRecord| record.step == step);
+        record.ok_or_else(|| Error::Log {
+            path: path.into(),
+            line: step as usize,
+        })
     };
-    let records = text
-        .lines()
-        .map_while(|line| serde_json::from_str::<StepRecord>(line).ok());
-    Ok(records.take_while(|record| record.step <= done).collect())
+    (1..=done).map(record).collect()
 }

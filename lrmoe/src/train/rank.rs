@@ -153,28 +153,7 @@ impl<'a, C: Collective + 'static> RankTrainer<'a, C> {
         }
         let shape = (share, self.config.model.context);
         let (inputs, targets) = (bytes_tensor(inputs, shape)?, bytes_tensor(targets, shape)?);
-        let Losses {
-            cross_entropy,
-            total,
-        } = self
-            .model
-            .loss(&inputs, &targets, self.config.balance_loss, true)?;
-        // The loss of the global batch is the mean over ranks, so every rank's gradient carries 1/ranks.
-        let gradients = total.affine(1.0 / ranks as f64, 0.0)?.backward()?;
-        let mut dense = self.dense.gradients(&gradients)?;
-        drop((gradients, total));
-        let mut mean_loss = [cross_entropy.to_scalar::<f32>()? / ranks as f32];
-        {
-            let mut comm = lock(&self.comm);
-            comm.all_reduce(&mut dense, Reduction::Sum)?;
-            comm.all_reduce(&mut mean_loss, Reduction::Sum)?;
-        }
-        if !mean_loss[0].is_finite() {
-            return Err(Error::Diverged {
-                step: step + 1,
-                loss: mean_loss[0],
-            });
-        }
+        let (loss, dense) = self.gradients(&inputs, &targets)?;
         let norm = self.gradient_norm(&dense)?;
         let learning_rate = self.learning_rate();
         self.update(&dense, learning_rate, clip_scale(norm, self.config.clip))?;
@@ -187,12 +166,39 @@ impl<'a, C: Collective + 'static> RankTrainer<'a, C> {
         let tokens = self.config.batch * self.config.model.context;
         let mut record = gather_record(&mut *lock(&self.comm), self.config, &layers)?;
         record.step = self.step;
-        record.loss = mean_loss[0];
+        record.loss = loss;
         record.learning_rate = learning_rate;
         record.gradient_norm = norm;
         record.seconds = started.elapsed().as_secs_f64();
         record.tokens_per_second = tokens as f64 / record.seconds;
         Ok(record)
+    }
+
+    /// Mean loss of the global batch and its gradient by the dense parameters, over all ranks; the layers keep theirs.
+    fn gradients(&self, inputs: &Tensor, targets: &Tensor) -> Result<(f32, Vec<f32>), Error> {
+        let ranks = self.config.ranks;
+        let balance = self.config.balance_loss;
+        let diverged = |error: Error| error.diverged(self.step + 1);
+        let losses = self.model.loss(inputs, targets, balance, true);
+        let Losses {
+            cross_entropy,
+            total,
+        } = losses.map_err(Error::from).map_err(diverged)?;
+        let mut loss = [cross_entropy.to_scalar::<f32>()? / ranks as f32];
+        lock(&self.comm).all_reduce(&mut loss, Reduction::Sum)?;
+        if !loss[0].is_finite() {
+            let (step, what) = (self.step + 1, format!("the loss is {}", loss[0]));
+            return Err(Error::Diverged { step, what });
+        }
+        // The loss of the global batch is the mean over ranks, so every rank's gradient carries 1/ranks.
+        let objective = total.affine(1.0 / ranks as f64, 0.0)?;
+        let gradients = objective
+            .backward()
+            .map_err(Error::from)
+            .map_err(diverged)?;
+        let mut dense = self.dense.gradients(&gradients)?;
+        lock(&self.comm).all_reduce(&mut dense, Reduction::Sum)?;
+        Ok((loss[0], dense))
     }
 
     /// Mean loss on the held-out text, in nats per byte. Nothing is dropped.

@@ -1,6 +1,7 @@
 //! A run: the ranks as threads, the records they send, what is kept on disk.
 
 use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -51,6 +52,13 @@ pub fn train(
     };
     let trainers = start_ranks(config, corpus, &layers, checkpoint.as_ref())?;
     let done = checkpoint.map_or(0, |checkpoint| checkpoint.step);
+    if done > config.steps {
+        return Err(Error::StepsDone {
+            done,
+            steps: config.steps,
+        });
+    }
+    let _lock = lock(&config.out)?;
     let mut log = StepLog::open(&config.out, done, config.overwrite || config.resume)?;
     if !config.resume {
         forget(&path)?;
@@ -67,6 +75,18 @@ pub fn train(
         run.ranks(trainers, &mut log, observer)?;
     }
     Ok(log.into_records())
+}
+
+/// Keeps other runs out of the folder for as long as the file is held; the system lets go of it however the program ends.
+fn lock(out: &Path) -> Result<File, Error> {
+    let path = out.join(".lock");
+    std::fs::create_dir_all(out).map_err(Error::io(out))?;
+    let file = File::create(&path).map_err(Error::io(&path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::OutInUse(out.into())),
+        Err(TryLockError::Error(source)) => Err(Error::Io { path, source }),
+    }
 }
 
 /// Whether the run may end with this step.
@@ -179,6 +199,7 @@ fn start_ranks<'a>(
     layers: &[LayerConfig],
     checkpoint: Option<&Checkpoint>,
 ) -> Result<Vec<RankTrainer<'a, Threads>>, Error> {
+    enough_memory(config)?;
     if let Some(found) = checkpoint.map(|checkpoint| checkpoint.layers.len())
         && found != layers.len()
     {
@@ -197,6 +218,30 @@ fn start_ranks<'a>(
         .into_iter()
         .map(|comm| RankTrainer::new(config, corpus, layers.to_vec(), comm, checkpoint))
         .collect()
+}
+
+/// Refuses what would end in an aborted allocation: every rank holds the dense parameters with gradient and moments, twice the
+/// former; the ranks together hold the experts with theirs.
+fn enough_memory(config: &TrainConfig) -> Result<(), Error> {
+    let [width, layers, experts, ranks] = [
+        config.model.width,
+        config.model.layers,
+        config.model.experts,
+        config.ranks,
+    ]
+    .map(|n| n as u128);
+    let dense = 4 * width * width * layers + 2 * 256 * width;
+    let expert = u128::from(expert_shape(config).parameters());
+    let numbers =
+        5 * ranks * dense + layers * (3 * experts + 2 * ranks * u128::from(config.slots)) * expert;
+    let bytes = numbers * size_of::<f32>() as u128;
+    let got =
+        usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+    if got {
+        Ok(())
+    } else {
+        Err(Error::Memory { bytes })
+    }
 }
 
 /// Settings of each MoE layer; checks the memory budget.
@@ -272,7 +317,10 @@ fn identity(config: &TrainConfig, corpus: &Corpus) -> BTreeMap<String, String> {
         ("slots", config.slots.to_string()),
         ("batch", config.batch.to_string()),
         ("seed", config.seed.to_string()),
-        ("text-bytes", corpus.len().to_string()),
+        (
+            "text",
+            format!("{} bytes {:08x}", corpus.len(), corpus.checksum()),
+        ),
     ];
     values
         .into_iter()

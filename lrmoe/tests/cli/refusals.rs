@@ -92,6 +92,23 @@ fn bad_input_is_refused() {
             &["--text", "text.txt", "--compare", "lrmoe@2"],
             "retention 2",
         ),
+        (
+            &[
+                "--text",
+                "text.txt",
+                "--context",
+                "32",
+                "--width",
+                "65536",
+                "--heads",
+                "1",
+            ],
+            "more than it gives",
+        ),
+        (
+            &["--text", "text.txt", "--resume", "--overwrite"],
+            "--overwrite",
+        ),
         (&["--unheard-of"], "--unheard-of"),
     ];
     for (arguments, message) in cases {
@@ -129,13 +146,87 @@ fn a_bad_checkpoint_is_refused() {
         &[&["--text", "text.txt"], SMALL].concat(),
         "already holds a run",
     );
+    assert_refused(
+        &folder,
+        &resume(&["--steps", "1"]),
+        "2 steps done, more than --steps 1",
+    );
     let damaged = [&good[..good.len() / 2], b"", b"not a checkpoint at all"];
     for bytes in damaged {
         std::fs::write(&path, bytes).expect("a file");
         assert_refused(&folder, &resume(&[]), "not a readable checkpoint");
     }
-    let mut header = good.clone();
-    header[20] ^= 0xff;
-    std::fs::write(&path, header).expect("a file");
-    assert_refused(&folder, &resume(&[]), "not a readable checkpoint");
+    // One bit anywhere: in the length, the header, the first and the last tensor.
+    for position in [0, 20, good.len() / 2, good.len() - 1] {
+        let mut flipped = good.clone();
+        flipped[position] ^= 0x10;
+        std::fs::write(&path, flipped).expect("a file");
+        assert_refused(&folder, &resume(&[]), "not a readable checkpoint");
+    }
+    std::fs::write(&path, good).expect("a file");
+    std::fs::write(folder.path("other.txt"), "another text ".repeat(208)).expect("a text");
+    assert_refused(
+        &folder,
+        &resume(&["--text", "other.txt"]),
+        "written with text 2700 bytes",
+    );
+}
+
+#[test]
+fn a_log_that_lacks_what_the_checkpoint_did_is_refused() {
+    let folder = Folder::new();
+    assert_success(&folder.train(&["--steps", "3"]));
+    let path = folder.path("out/steps.jsonl");
+    let log = std::fs::read_to_string(&path).expect("a log");
+    let resume = [&["--text", "text.txt"], SMALL, &["--resume"]].concat();
+    let lines: Vec<&str> = log.lines().collect();
+    let damaged = [
+        (lines[..2].join("\n"), "line 3 is not the record of step 3"),
+        (
+            lines.join("\n").replace("\"step\":2", "\"step\":X"),
+            "line 2 is not",
+        ),
+        (lines[1..].join("\n"), "line 1 is not"),
+    ];
+    for (text, message) in damaged {
+        std::fs::write(&path, text).expect("a file");
+        assert_refused(&folder, &resume, message);
+    }
+    std::fs::remove_file(&path).expect("removed");
+    assert_refused(&folder, &resume, "steps.jsonl");
+    // What a kill cut short after the checkpoint is no loss.
+    std::fs::write(&path, log + "{\"step\":4,\"lo").expect("a file");
+    assert_success(&folder.train(&["--resume"]));
+    assert_eq!(folder.records("out").len(), 12);
+}
+
+#[test]
+fn a_folder_takes_one_run_at_a_time() {
+    let folder = Folder::new();
+    assert_success(&folder.train(&["--steps", "1"]));
+    let lock = std::fs::File::open(folder.path("out/.lock")).expect("a lock");
+    lock.lock().expect("locked");
+    for option in ["--resume", "--overwrite"] {
+        let arguments = [&["--text", "text.txt"], SMALL, &[option]].concat();
+        assert_refused(&folder, &arguments, "out is in use");
+    }
+    drop(lock);
+    assert_success(&folder.train(&["--resume"]));
+    assert_refused(
+        &folder,
+        &[&["--text", "text.txt"], SMALL, &["--compare", "lrmoe,symi"]].concat(),
+        "already holds a run",
+    );
+}
+
+#[test]
+fn divergence_is_named() {
+    let folder = Folder::new();
+    let output = folder.train(&["--learning-rate", "1e30", "--clip", "0"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output.stderr).contains("lrmoe: training diverged in step"),
+        "{}",
+        text(&output.stderr)
+    );
 }
