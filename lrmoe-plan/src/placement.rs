@@ -55,12 +55,19 @@ impl Placement {
             first_of_rank.push(expert.len());
         }
 
+        // Before anything as long as the number of experts is allocated.
+        let mut present = expert.clone();
+        present.sort_unstable();
+        present.dedup();
+        let in_order = present.iter().zip(0..).take_while(|(e, i)| *e == i);
+        let missing = in_order.count();
+        if missing < experts {
+            return Err(Error::MissingExpert { expert: missing });
+        }
+
         let mut first_of_expert = vec![0; experts + 1];
         for &e in &expert {
             first_of_expert[e as usize + 1] += 1;
-        }
-        if let Some(missing) = first_of_expert[1..].iter().position(|&n| n == 0) {
-            return Err(Error::MissingExpert { expert: missing });
         }
         for e in 0..experts {
             first_of_expert[e + 1] += first_of_expert[e];

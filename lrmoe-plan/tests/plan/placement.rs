@@ -48,6 +48,10 @@ fn bad_placements() {
         Err(Error::MissingExpert { expert: 1 })
     ));
     assert!(matches!(
+        new(usize::MAX, vec![vec![0, 2], vec![1, 0]]),
+        Err(Error::MissingExpert { expert: 3 })
+    ));
+    assert!(matches!(
         new(1, vec![vec![0], vec![0, 0]]),
         Err(Error::DuplicateExpert { rank: 1, expert: 0 })
     ));
