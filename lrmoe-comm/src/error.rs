@@ -28,6 +28,14 @@ pub enum Error {
     /// A world needs at least one rank.
     #[error("a world of 0 ranks was asked for")]
     NoRanks,
+    /// More ranks than a process has threads.
+    #[error("a world of {ranks} ranks was asked for, the most is {most}")]
+    TooManyRanks {
+        /// Ranks asked for.
+        ranks: usize,
+        /// The limit.
+        most: usize,
+    },
     /// A rank was dropped, because its thread finished, returned an error or panicked.
     #[error("rank {rank} left the world before or during {collective}")]
     PeerLost {

@@ -13,6 +13,9 @@ use world::{Post, Posts, World};
 /// meeting.
 const DIRECT: usize = 1024;
 
+/// Ranks of a world at most: more threads than any process runs.
+const MOST_RANKS: usize = 1 << 16;
+
 /// One rank of a world whose ranks are threads of this process.
 ///
 /// What a rank sends is copied into its mailbox, which the others read once all have come: one
@@ -36,10 +39,14 @@ impl Threads {
     /// `deadline`.
     ///
     /// # Errors
-    /// [`Error::NoRanks`] if `ranks` is 0.
+    /// [`Error::NoRanks`] if `ranks` is 0, [`Error::TooManyRanks`] if it is above 65,536.
     pub fn world(ranks: usize, deadline: Duration) -> Result<Vec<Self>, Error> {
         if ranks == 0 {
             return Err(Error::NoRanks);
+        }
+        if ranks > MOST_RANKS {
+            let most = MOST_RANKS;
+            return Err(Error::TooManyRanks { ranks, most });
         }
         let world = Arc::new(World::new(ranks, deadline));
         let of_rank = |rank| Self {

@@ -221,6 +221,8 @@ fn a_deadline_is_for_one_wait() {
 #[test]
 fn a_world_has_ranks() {
     assert_eq!(Threads::world(0, LONG).unwrap_err(), Error::NoRanks);
+    let error = Threads::world(usize::MAX, LONG).unwrap_err();
+    assert!(matches!(error, Error::TooManyRanks { .. }), "{error}");
 }
 
 #[test]
