@@ -95,6 +95,17 @@ fn keys(bencher: Bencher<'_, '_>, zipf: f64) {
         .bench_local(|| select_keys(&pairs, &keys, &quotas, &mut Solo).expect("lengths agree"));
 }
 
+#[divan::bench(args = [0.0, 1.0])]
+fn scores(bencher: Bencher<'_, '_>, zipf: f64) {
+    let inputs = inputs(zipf);
+    let pairs = inputs.pairs();
+    let quotas = halves(&pairs);
+    bencher.counter(pairs_count()).bench_local(|| {
+        let keys = keys_from_scores(&pairs, pairs.gate_weights()).expect("scores are positive");
+        select_keys(&pairs, &keys, &quotas, &mut Solo).expect("lengths agree")
+    });
+}
+
 #[divan::bench]
 fn equal_keys(bencher: Bencher<'_, '_>) {
     let inputs = inputs(0.0);

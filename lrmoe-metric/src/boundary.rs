@@ -1,11 +1,12 @@
 use rayon::prelude::*;
 
-use crate::grouped::Grouped;
+use crate::buckets::Buckets;
+use crate::grouped::{Grouped, Window};
 use crate::{Error, Exchange};
 
-/// Low bit and number of bits of the key that each round of a distributed selection looks at.
-const ROUNDS: [(u32, u32); 3] = [(21, 11), (10, 11), (0, 10)];
-/// Buckets of a histogram on one rank.
+/// Low bit and number of bits of the key that each further round of a selection over several ranks looks at.
+const ROUNDS: [(u32, u32); 2] = [(10, 11), (0, 10)];
+/// Buckets of a further histogram on one rank.
 const BUCKETS: usize = 1 << 11;
 /// So few keys are not worth a histogram.
 const FEW: usize = 128;
@@ -19,20 +20,57 @@ pub(crate) struct Boundary {
     pub(crate) equal: u32,
 }
 
-/// Boundaries of the `experts`, whose quotas are at least 1 and below their loads.
+/// What the first round says about an expert whose quota is at least 1 and below its load.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct First {
+    /// The bucket with the last key that is kept.
+    bucket: usize,
+    /// Which of the bucket's keys, from the largest, that is.
+    take: u32,
+    /// The bucket with the next key.
+    next: usize,
+}
+
+impl First {
+    /// From the counts by bucket over all ranks.
+    pub(crate) fn new(counts: &[u32], quota: u32) -> Self {
+        let (bucket, take) = descend(counts, quota);
+        let next = if take < counts[bucket] {
+            Some(bucket)
+        } else {
+            counts[..bucket].iter().rposition(|&count| count > 0)
+        };
+        Self {
+            bucket,
+            take,
+            next: next.unwrap_or(0),
+        }
+    }
+
+    pub(crate) fn window(self, buckets: Buckets) -> Window {
+        Window {
+            low: buckets.first(self.next),
+            high: buckets.last(self.bucket),
+        }
+    }
+}
+
+/// Boundaries of the `experts` after the first round.
 pub(crate) fn boundaries<E: Exchange>(
     grouped: &Grouped,
     experts: &[usize],
-    quotas: &[u32],
+    first: &[First],
     exchange: &mut E,
 ) -> Result<Vec<Boundary>, Error> {
     if experts.is_empty() {
         Ok(Vec::new())
     } else if exchange.ranks() == 1 {
-        let local = |&expert: &usize| local(grouped.of(expert), quotas[expert]);
-        Ok(experts.par_iter().map(local).collect())
+        let each = experts.par_iter().zip(first);
+        Ok(each
+            .map(|(&expert, first)| local(grouped.of(expert), first.take))
+            .collect())
     } else {
-        distributed(grouped, experts, quotas, exchange)
+        distributed(grouped, experts, first, exchange)
     }
 }
 
@@ -40,14 +78,14 @@ pub(crate) fn boundaries<E: Exchange>(
 fn distributed<E: Exchange>(
     grouped: &Grouped,
     experts: &[usize],
-    quotas: &[u32],
+    first: &[First],
     exchange: &mut E,
 ) -> Result<Vec<Boundary>, Error> {
-    let mut found: Vec<_> = experts
+    let mut found: Vec<_> = first
         .iter()
-        .map(|&expert| Boundary {
-            key: 0,
-            take: quotas[expert],
+        .map(|first| Boundary {
+            key: first.bucket as u32,
+            take: first.take,
             equal: 0,
         })
         .collect();
@@ -60,8 +98,7 @@ fn distributed<E: Exchange>(
             .zip(&found)
             .for_each(|((counts, &expert), boundary)| {
                 for &key in grouped.of(expert).flatten() {
-                    // In the first round there are no higher bits.
-                    if u64::from(key) >> (low + bits) == boundary.key.into() {
+                    if key >> (low + bits) == boundary.key {
                         counts[(key >> low) as usize & (buckets - 1)] += 1;
                     }
                 }
@@ -87,13 +124,19 @@ fn descend(counts: &[u32], mut take: u32) -> (usize, u32) {
     (bucket, take)
 }
 
-/// The boundary on one rank: the buckets divide the range of the remaining keys, so that one round usually leaves few.
-fn local<'a>(parts: impl Iterator<Item = &'a [u32]>, quota: u32) -> Boundary {
+/// The boundary on one rank, from the keys in the window: the buckets divide the range of the remaining keys, so that one round usually leaves few.
+fn local<'a>(parts: impl Iterator<Item = &'a [u32]>, mut take: u32) -> Boundary {
     let mut keys = Vec::new();
     parts.for_each(|part| keys.extend_from_slice(part));
-    let mut take = quota;
     while keys.len() > FEW {
         let (low, high) = range(&keys);
+        if low == high {
+            return Boundary {
+                key: low,
+                take,
+                equal: keys.len() as u32,
+            };
+        }
         let bits = u32::BITS - (high - low).leading_zeros();
         let shift = bits.saturating_sub(BUCKETS.ilog2());
         let bucket_of = |key: u32| ((key - low) >> shift) as usize;

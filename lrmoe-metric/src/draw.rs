@@ -13,10 +13,12 @@ pub struct Draw {
 }
 
 impl Draw {
-    /// 32 random bits of a pair, by its global id.
-    pub(crate) fn bits(self, pair: u64) -> u32 {
-        let counter = [pair as u32, (pair >> 32) as u32, self.step, self.layer];
-        philox(counter, [self.seed as u32, (self.seed >> 32) as u32])[0]
+    /// 32 random bits each of consecutive pairs, from a global id on.
+    pub(crate) fn fill(self, first: u64, bits: &mut [u32]) {
+        for (bits, pair) in bits.iter_mut().zip(first..) {
+            let counter = [pair as u32, (pair >> 32) as u32, self.step, self.layer];
+            *bits = philox(counter, [self.seed as u32, (self.seed >> 32) as u32])[0];
+        }
     }
 }
 
@@ -87,7 +89,9 @@ mod tests {
             step: 0x1319_8a2e,
             layer: 0x0370_7344,
         };
-        assert_eq!(draw.bits(0x85a3_08d3_243f_6a88), 0xd16c_fe09);
+        let mut bits = [0; 2];
+        draw.fill(0x85a3_08d3_243f_6a87, &mut bits);
+        assert_eq!(bits[1], 0xd16c_fe09);
     }
 
     #[test]

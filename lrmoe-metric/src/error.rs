@@ -45,6 +45,12 @@ pub enum Error {
         /// Slots per token.
         top_k: usize,
     },
+    /// More experts than ids.
+    #[error("{experts} experts are more than the {} ids", 1_u32 << 31)]
+    TooManyExperts {
+        /// Number of experts.
+        experts: usize,
+    },
     /// Global pair ids would pass 64 bits.
     #[error("{pairs} pairs from global id {first_pair} on pass 64 bits")]
     PairIds {
@@ -58,6 +64,14 @@ pub enum Error {
     TooManyPairsOverall {
         /// Unmasked pairs over all ranks.
         pairs: u64,
+    },
+    /// A rank that does not exist.
+    #[error("rank {rank} is out of range: there are {ranks} ranks")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// Number of ranks.
+        ranks: usize,
     },
     /// An expert id is out of range.
     #[error("expert id {id} in slot {slot} of token {token} is neither -1 nor in 0..{experts}")]

@@ -3,42 +3,56 @@ use rayon::prelude::*;
 use crate::Pairs;
 use crate::pairs::{CHUNK, slot};
 
-/// The keys of a rank's unmasked pairs, grouped by expert within chunks of consecutive pairs, in pair order.
-pub(crate) struct Grouped {
-    chunks: Vec<Chunk>,
-    experts: usize,
+/// The keys of an expert that need another look: pairs below are left out, pairs above are kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    pub(crate) low: u32,
+    pub(crate) high: u32,
 }
 
+impl Window {
+    /// Keeps nothing for sure.
+    pub(crate) const TOP: Self = Self {
+        low: u32::MAX,
+        high: u32::MAX,
+    };
+    /// Leaves nothing out for sure.
+    pub(crate) const BOTTOM: Self = Self { low: 0, high: 0 };
+}
+
+/// A rank's pairs that are kept for sure or lie in the window of their expert.
+pub(crate) struct Grouped {
+    chunks: Vec<Chunk>,
+}
+
+/// The same for [`CHUNK`] consecutive pairs.
 struct Chunk {
+    /// The first of the consecutive pairs.
+    first: u32,
+    /// Those above and in the windows, ascending, from `first` on.
+    pairs: Vec<u16>,
+    /// Where in `pairs` those in the windows are.
+    open: Vec<u16>,
     /// Start of each expert in `keys`, `[experts + 1]`.
     offsets: Vec<u32>,
+    /// The keys in the windows, grouped by expert, in pair order.
     keys: Vec<u32>,
 }
 
 impl Grouped {
-    pub(crate) fn new(pairs: &Pairs<'_>, keys: &[u32]) -> Self {
-        let experts = pairs.experts();
+    /// `windows` is `[experts]`.
+    pub(crate) fn new(pairs: &Pairs<'_>, keys: &[u32], windows: &[Window]) -> Self {
         let chunks = pairs
             .expert_ids()
             .par_chunks(CHUNK)
             .zip(keys.par_chunks(CHUNK))
-            .map(|(ids, keys)| Chunk::new(ids, keys, experts))
+            .enumerate()
+            .map(|(chunk, (ids, keys))| Chunk::new((chunk * CHUNK) as u32, ids, keys, windows))
             .collect();
-        Self { chunks, experts }
+        Self { chunks }
     }
 
-    /// Unmasked pairs of each expert, `[experts]`.
-    pub(crate) fn loads(&self) -> Vec<u32> {
-        let mut loads = vec![0; self.experts];
-        for chunk in &self.chunks {
-            for (load, ends) in loads.iter_mut().zip(chunk.offsets.windows(2)) {
-                *load += ends[1] - ends[0];
-            }
-        }
-        loads
-    }
-
-    /// The keys of an expert, in pair order, as one slice per chunk.
+    /// The keys in the window of an expert, in pair order, as one slice per chunk.
     pub(crate) fn of(&self, expert: usize) -> impl Iterator<Item = &[u32]> + Clone {
         self.chunks.iter().map(move |chunk| {
             let [start, end] = [expert, expert + 1].map(|at| chunk.offsets[at] as usize);
@@ -46,7 +60,7 @@ impl Grouped {
         })
     }
 
-    /// The largest key of an expert that is at most `bound`, 0 if there is none.
+    /// The largest key in the window of an expert that is at most `bound`, 0 if there is none.
     pub(crate) fn largest_up_to(&self, expert: usize, bound: u32) -> u32 {
         self.of(expert)
             .flatten()
@@ -55,22 +69,73 @@ impl Grouped {
             .unwrap_or(0)
     }
 
-    /// The number of an expert's keys that are `key`.
+    /// The number of keys in the window of an expert that are `key`.
     pub(crate) fn count(&self, expert: usize, key: u32) -> u32 {
         self.of(expert)
             .flatten()
             .map(|&other| u32::from(other == key))
             .sum()
     }
+
+    /// The pairs in the windows, ascending.
+    pub(crate) fn open(&self) -> impl Iterator<Item = u32> {
+        let chunks = self.chunks.iter();
+        chunks.flat_map(|chunk| {
+            let pair = |&at: &u16| chunk.first + u32::from(chunk.pairs[usize::from(at)]);
+            chunk.open.iter().map(pair)
+        })
+    }
+
+    /// All pairs above the windows, and those in the windows that `keep` names; ascending.
+    pub(crate) fn into_kept(mut self, keep: impl Fn(u32) -> bool + Sync) -> Vec<u32> {
+        let chunks = &mut self.chunks;
+        chunks.par_iter_mut().for_each(|chunk| chunk.retain(&keep));
+        let length = chunks.iter().map(|chunk| chunk.pairs.len()).sum();
+        let mut kept = Vec::with_capacity(length);
+        for Chunk { first, pairs, .. } in chunks {
+            kept.extend(pairs.iter().map(|&pair| *first + u32::from(pair)));
+        }
+        kept
+    }
 }
 
 impl Chunk {
-    /// A counting sort by expert.
-    fn new(ids: &[i32], keys: &[u32], experts: usize) -> Self {
-        let mut offsets = vec![0; experts + 1];
+    /// Removes the pairs in the windows that `keep` does not name.
+    fn retain(&mut self, keep: impl Fn(u32) -> bool) {
+        let pairs = &mut self.pairs;
+        let (mut length, mut start) = (0, 0);
+        // Moves the runs between pairs that leave.
+        for at in self.open.drain(..).map(usize::from) {
+            if !keep(self.first + u32::from(pairs[at])) {
+                pairs.copy_within(start..at, length);
+                length += at - start;
+                start = at + 1;
+            }
+        }
+        pairs.copy_within(start.., length);
+        pairs.truncate(length + pairs.len() - start);
+    }
+
+    fn new(first: u32, ids: &[i32], keys: &[u32], windows: &[Window]) -> Self {
+        let mut pairs = vec![0; ids.len()];
+        let mut open = Vec::new();
+        let mut length = 0;
+        for ((&id, &key), pair) in ids.iter().zip(keys).zip(0..) {
+            let Window { low, high } = windows.get(slot(id)).copied().unwrap_or(Window::TOP);
+            // Written whether needed or not: a branch would be mispredicted half of the time. Few pairs are in a window, as a rule.
+            pairs[length] = pair;
+            if key.wrapping_sub(low) <= high - low {
+                open.push(length as u16);
+            }
+            length += usize::from(key >= low);
+        }
+        pairs.truncate(length);
+
+        let at = |&at: &u16| usize::from(pairs[usize::from(at)]);
+        let mut offsets = vec![0; windows.len() + 1];
         let (_, counts) = offsets.split_at_mut(1);
-        for &id in ids {
-            if let Some(count) = counts.get_mut(slot(id)) {
+        for pair in open.iter().map(at) {
+            if let Some(count) = counts.get_mut(slot(ids[pair])) {
                 *count += 1;
             }
         }
@@ -81,13 +146,16 @@ impl Chunk {
         }
         let mut next = offsets.clone();
         let mut grouped = vec![0; end as usize];
-        for (&id, &key) in ids.iter().zip(keys) {
-            if let Some(next) = next[..experts].get_mut(slot(id)) {
-                grouped[*next as usize] = key;
+        for pair in open.iter().map(at) {
+            if let Some(next) = next[..windows.len()].get_mut(slot(ids[pair])) {
+                grouped[*next as usize] = keys[pair];
                 *next += 1;
             }
         }
         Self {
+            first,
+            pairs,
+            open,
             offsets,
             keys: grouped,
         }

@@ -1,10 +1,11 @@
 use rayon::prelude::*;
 
-use crate::boundary::{Boundary, boundaries};
+use crate::boundary::{Boundary, First, boundaries};
+use crate::buckets::Histogram;
 use crate::error::check_length;
 use crate::exchange::settle;
-use crate::grouped::Grouped;
-use crate::pairs::{CHUNK, slot};
+use crate::grouped::{Grouped, Window};
+use crate::pairs::{CHUNK, MASKED, slot};
 use crate::{Error, Exchange, Pairs};
 
 /// The pairs of a rank that were kept by their keys.
@@ -25,29 +26,42 @@ pub struct KeySelection {
 /// alone: other ranks learn of it from the caller.
 pub fn keys_from_scores(pairs: &Pairs<'_>, scores: &[f32]) -> Result<Vec<u32>, Error> {
     check_length("scores", scores.len(), pairs.len())?;
-    let key = |(pair, &score): (usize, &f32)| {
-        let Some(expert) = pairs.expert(pair) else {
-            return Ok(0);
-        };
-        let global = pairs.global(pair);
-        if score.is_nan() {
-            Err(Error::NanScore {
-                pair: global,
-                expert,
-            })
-        } else if score < 0.0 {
-            Err(Error::NegativeScore {
-                pair: global,
-                expert,
-                score,
-            })
-        } else if score < f32::MIN_POSITIVE {
-            Ok(0)
-        } else {
-            Ok(score.to_bits())
+    // Not so for a NaN, which compares as false.
+    let good = |id: i32, score: f32| (id == MASKED) | (score >= 0.0);
+    let mut keys = vec![0; scores.len()];
+    let all_good = keys
+        .par_chunks_mut(CHUNK)
+        .zip(pairs.expert_ids().par_chunks(CHUNK))
+        .zip(scores.par_chunks(CHUNK))
+        .map(|((keys, ids), scores)| {
+            let mut all_good = true;
+            for ((key, &id), &score) in keys.iter_mut().zip(ids).zip(scores) {
+                all_good &= good(id, score);
+                let counts = (id != MASKED) & (score >= f32::MIN_POSITIVE);
+                *key = if counts { score.to_bits() } else { 0 };
+            }
+            all_good
+        })
+        .reduce(|| true, |a, b| a & b);
+    if all_good {
+        return Ok(keys);
+    }
+    let mut each = pairs.expert_ids().iter().zip(scores);
+    let bad = each.position(|(&id, &score)| !good(id, score)).unwrap_or(0);
+    Err(bad_score(pairs, bad, scores[bad]))
+}
+
+fn bad_score(pairs: &Pairs<'_>, at: usize, score: f32) -> Error {
+    let (pair, expert) = (pairs.global(at), slot(pairs.expert_ids()[at]));
+    if score.is_nan() {
+        Error::NanScore { pair, expert }
+    } else {
+        Error::NegativeScore {
+            pair,
+            expert,
+            score,
         }
-    };
-    scores.iter().enumerate().map(key).collect()
+    }
 }
 
 /// Keeps per expert, over all ranks, the `min(quotas[e], n[e])` pairs with the largest keys, ties to the smaller global pair id.
@@ -78,30 +92,37 @@ pub(crate) fn select_checked<E: Exchange, K: AsRef<[u32]>>(
     quotas: &[u32],
     exchange: &mut E,
 ) -> Result<KeySelection, Error> {
+    let ranks = exchange.ranks();
     let local = keys.and_then(|keys| {
         check_length("keys", keys.as_ref().len(), pairs.len())?;
         check_length("quotas", quotas.len(), pairs.experts())?;
-        let grouped = Grouped::new(pairs, keys.as_ref());
-        Ok((keys, grouped))
+        let histogram = Histogram::new(pairs, keys.as_ref(), ranks);
+        Ok((keys, histogram))
     });
     let mut loads = match &local {
-        Ok((_, grouped)) => grouped.loads(),
+        Ok((_, histogram)) => histogram.loads(),
         Err(_) => vec![0; pairs.experts()],
     };
     loads.push(local.is_err().into());
     exchange.sum(&mut loads).map_err(Error::Exchange)?;
     let failed = loads.pop().unwrap_or(0);
-    let (keys, grouped) = settle(local, failed)?;
+    let (keys, histogram) = settle(local, failed)?;
     let total = loads.iter().map(|&load| u64::from(load)).sum();
     if u32::try_from(total).is_err() {
         return Err(Error::TooManyPairsOverall { pairs: total });
     }
 
-    let cuts = cut(&grouped, &loads, quotas, exchange)?;
-    let floors = floors(pairs, keys.as_ref(), &grouped, &cuts, exchange)?;
+    let keys = keys.as_ref();
+    let (grouped, cuts) = cut(pairs, keys, histogram, &loads, quotas, exchange)?;
+    let floors = floors(pairs, keys, &grouped, &cuts, exchange)?;
     let next = next(&grouped, &cuts, exchange)?;
+    let above = |pair: u32| {
+        let (id, key) = (pairs.expert_ids()[pair as usize], keys[pair as usize]);
+        let floor = floors.get(slot(id)).copied().unwrap_or(u64::MAX);
+        order(key, pair) > floor
+    };
     Ok(KeySelection {
-        pairs: kept(pairs, keys.as_ref(), &floors),
+        pairs: grouped.into_kept(above),
         next,
     })
 }
@@ -114,25 +135,56 @@ enum Cut {
     At(Boundary),
 }
 
+/// Where each expert is cut, and the pairs of this rank that may be kept.
 fn cut<E: Exchange>(
-    grouped: &Grouped,
+    pairs: &Pairs<'_>,
+    keys: &[u32],
+    mut histogram: Histogram,
     loads: &[u32],
     quotas: &[u32],
     exchange: &mut E,
-) -> Result<Vec<Cut>, Error> {
-    let mut cuts: Vec<_> = loads
-        .iter()
-        .zip(quotas)
-        .map(|(load, quota)| if quota < load { Cut::None } else { Cut::All })
+) -> Result<(Grouped, Vec<Cut>), Error> {
+    let buckets = histogram.buckets;
+    let mut cuts = Vec::with_capacity(loads.len());
+    let mut windows = Vec::with_capacity(loads.len());
+    let mut experts = Vec::new();
+    for (expert, (&load, &quota)) in loads.iter().zip(quotas).enumerate() {
+        if quota >= load {
+            cuts.push(Cut::All);
+            windows.push(Window::BOTTOM);
+            continue;
+        }
+        cuts.push(Cut::None);
+        // If none is kept, the largest key on this rank is in its last bucket.
+        let last = histogram.of(expert).iter().rposition(|&count| count > 0);
+        windows.push(Window {
+            low: last.map_or(u32::MAX, |bucket| buckets.first(bucket)),
+            ..Window::TOP
+        });
+        if quota > 0 {
+            experts.push(expert);
+        }
+    }
+    histogram.keep(&experts);
+    if !experts.is_empty() {
+        let sum = exchange.sum(&mut histogram.counts);
+        sum.map_err(Error::Exchange)?;
+    }
+    let first: Vec<_> = histogram
+        .counts
+        .chunks_exact(buckets.len())
+        .zip(&experts)
+        .map(|(counts, &expert)| First::new(counts, quotas[expert]))
         .collect();
-    let experts: Vec<_> = (0..loads.len())
-        .filter(|&expert| (1..loads[expert]).contains(&quotas[expert]))
-        .collect();
-    let boundaries = boundaries(grouped, &experts, quotas, exchange)?;
+    for (first, &expert) in first.iter().zip(&experts) {
+        windows[expert] = first.window(buckets);
+    }
+    let grouped = Grouped::new(pairs, keys, &windows);
+    let boundaries = boundaries(&grouped, &experts, &first, exchange)?;
     for (&expert, boundary) in experts.iter().zip(boundaries) {
         cuts[expert] = Cut::At(boundary);
     }
-    Ok(cuts)
+    Ok((grouped, cuts))
 }
 
 /// The order of pairs: by key, then by smaller id.
@@ -160,11 +212,17 @@ fn floors<E: Exchange>(
         return Ok(floors);
     }
     let mut left = vec![0; cuts.len()];
+    let mut all_left = 0;
     for tie in ties {
         floors[tie.expert] = order(tie.key, 0);
         left[tie.expert] = tie.take;
+        all_left += tie.take;
     }
-    for ((&id, &key), pair) in pairs.expert_ids().iter().zip(keys).zip(0..) {
+    for pair in grouped.open() {
+        if all_left == 0 {
+            break;
+        }
+        let (id, key) = (pairs.expert_ids()[pair as usize], keys[pair as usize]);
         let Some(left) = left.get_mut(slot(id)).filter(|left| **left > 0) else {
             continue;
         };
@@ -172,6 +230,7 @@ fn floors<E: Exchange>(
         if u64::from(key) == *floor >> 32 {
             *floor = order(key, pair + 1);
             *left -= 1;
+            all_left -= 1;
         }
     }
     Ok(floors)
@@ -229,29 +288,4 @@ fn next<E: Exchange>(grouped: &Grouped, cuts: &[Cut], exchange: &mut E) -> Resul
     let mut next: Vec<_> = cuts.par_iter().enumerate().map(local).collect();
     exchange.max(&mut next).map_err(Error::Exchange)?;
     Ok(next)
-}
-
-/// The pairs of this rank above their experts' floors, ascending.
-fn kept(pairs: &Pairs<'_>, keys: &[u32], floors: &[u64]) -> Vec<u32> {
-    let chunk = |(chunk, (ids, keys)): (usize, (&[i32], &[u32]))| {
-        let first = (chunk * CHUNK) as u32;
-        let mut kept = vec![0; ids.len()];
-        let mut length = 0;
-        for ((&id, &key), pair) in ids.iter().zip(keys).zip(first..) {
-            let floor = floors.get(slot(id)).copied().unwrap_or(u64::MAX);
-            // Written whether kept or not: a branch on it would be mispredicted half of the time.
-            kept[length] = pair;
-            length += usize::from(order(key, pair) > floor);
-        }
-        kept.truncate(length);
-        kept
-    };
-    let chunks: Vec<_> = pairs
-        .expert_ids()
-        .par_chunks(CHUNK)
-        .zip(keys.par_chunks(CHUNK))
-        .enumerate()
-        .map(chunk)
-        .collect();
-    chunks.concat()
 }

@@ -6,7 +6,7 @@ use crate::Error;
 /// Expert id of a masked pair (padding token, or dropped by the router): never scored, counted or selected.
 pub const MASKED: i32 = -1;
 
-/// Pairs that one parallel task takes.
+/// Pairs that one parallel task takes; places among them fit in u16.
 pub(crate) const CHUNK: usize = 1 << 14;
 
 /// The routed pairs of one rank, checked once.
@@ -29,8 +29,8 @@ impl<'a> Pairs<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Layout`], [`Error::Shape`], [`Error::NoSlots`], [`Error::TooManyPairs`], [`Error::PairIds`], [`Error::ExpertId`],
-    /// [`Error::RepeatedExpert`]; of several bad tokens the first is named.
+    /// [`Error::Layout`], [`Error::Shape`], [`Error::NoSlots`], [`Error::TooManyPairs`], [`Error::TooManyExperts`], [`Error::PairIds`],
+    /// [`Error::ExpertId`], [`Error::RepeatedExpert`]; of several bad tokens the first is named.
     pub fn new(
         expert_ids: ArrayView2<'a, i32>,
         gate_weights: ArrayView2<'a, f32>,
@@ -47,7 +47,7 @@ impl<'a> Pairs<'a> {
                 weight_slots,
             });
         }
-        check_ids(tokens, top_k, first_pair)?;
+        check_ids(tokens, top_k, experts, first_pair)?;
         let expert_ids = expert_ids
             .to_slice()
             .ok_or(Error::Layout { what: "expert ids" })?;
@@ -131,10 +131,13 @@ pub(crate) fn slot(id: i32) -> usize {
     id as u32 as usize
 }
 
-/// Checks that local ids fit in 32 bits and global ids in 64.
-fn check_ids(tokens: usize, top_k: usize, first_pair: u64) -> Result<(), Error> {
+/// Checks that expert ids fit in 31 bits, local pair ids in 32 and global ones in 64.
+fn check_ids(tokens: usize, top_k: usize, experts: usize, first_pair: u64) -> Result<(), Error> {
     if top_k == 0 {
         return Err(Error::NoSlots);
+    }
+    if experts > 1 << 31 {
+        return Err(Error::TooManyExperts { experts });
     }
     let pairs = tokens
         .checked_mul(top_k)
@@ -184,20 +187,34 @@ mod tests {
     #[test]
     fn ids_fit_up_to_the_limit() {
         let most = u32::MAX as usize;
-        assert!(check_ids(most, 1, 0).is_ok());
-        assert!(check_ids(most / 5, 5, u64::MAX - most as u64).is_ok());
-        assert!(matches!(
-            check_ids(most + 1, 1, 0),
-            Err(Error::TooManyPairs { .. })
-        ));
-        assert!(matches!(
-            check_ids(usize::MAX, 2, 0),
-            Err(Error::TooManyPairs { .. })
-        ));
-        assert!(matches!(
-            check_ids(2, 3, u64::MAX - 5),
-            Err(Error::PairIds { .. })
-        ));
-        assert!(matches!(check_ids(0, 0, 0), Err(Error::NoSlots)));
+        let first = u64::MAX - most as u64;
+        assert!(check_ids(most, 1, 1 << 31, 0).is_ok());
+        assert!(check_ids(most / 5, 5, 8, first).is_ok());
+        assert!(check_ids(1, most, 8, first).is_ok());
+        for (tokens, top_k) in [
+            (most + 1, 1),
+            (1, most + 1),
+            (1 << 16, 1 << 16),
+            (usize::MAX, 2),
+        ] {
+            assert!(matches!(
+                check_ids(tokens, top_k, 8, 0),
+                Err(Error::TooManyPairs { .. })
+            ));
+        }
+        for (tokens, top_k, first) in [(2, 3, u64::MAX - 5), (most, 1, first + 1), (1, 1, u64::MAX)]
+        {
+            assert!(matches!(
+                check_ids(tokens, top_k, 8, first),
+                Err(Error::PairIds { .. })
+            ));
+        }
+        for experts in [(1 << 31) + 1, usize::MAX] {
+            assert!(matches!(
+                check_ids(1, 1, experts, 0),
+                Err(Error::TooManyExperts { .. })
+            ));
+        }
+        assert!(matches!(check_ids(0, 0, 0, 0), Err(Error::NoSlots)));
     }
 }

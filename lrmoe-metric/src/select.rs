@@ -3,11 +3,15 @@ use std::str::FromStr;
 
 use rayon::prelude::*;
 
-use crate::draw::reciprocal;
+use crate::draw;
 use crate::error::check_length;
 use crate::keys::{KeySelection, select_checked};
+use crate::pairs::CHUNK;
 use crate::score::product;
 use crate::{Draw, Error, Exchange, Pairs, Score, Scores};
+
+/// Pairs whose keys are made together.
+const BLOCK: usize = 256;
 
 /// How pairs are chosen by their scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,19 +88,35 @@ pub fn select<E: Exchange>(
 }
 
 fn keys(method: Method, pairs: &Pairs<'_>, scores: &Scores, draw: Draw) -> Vec<u32> {
-    let squared = scores.squared().par_iter().enumerate().with_min_len(4096);
-    let bits = |pair| draw.bits(pairs.global(pair));
-    match method {
-        Method::Priority => squared
-            .map(|(pair, &squared)| {
-                let reciprocal = reciprocal(bits(pair));
-                product(squared, reciprocal * reciprocal).to_bits()
-            })
-            .collect(),
-        Method::Top if scores.kind == Score::Random => {
-            squared.map(|(pair, _)| bits(pair) >> 2).collect()
+    let mut keys = vec![0; pairs.len()];
+    let fill = |(chunk, (keys, squared)): (usize, (&mut [u32], &[f32]))| {
+        let first = pairs.global(chunk * BLOCK);
+        match method {
+            Method::Priority => prioritize(draw, first, squared, keys),
+            Method::Top if scores.kind == Score::Random => {
+                draw.fill(first, keys);
+                keys.iter_mut().for_each(|key| *key >>= 2);
+            }
+            Method::Top => (keys.iter_mut().zip(squared)).for_each(|(key, s)| *key = s.to_bits()),
         }
-        Method::Top => squared.map(|(_, squared)| squared.to_bits()).collect(),
+    };
+    keys.par_chunks_mut(BLOCK)
+        .zip(scores.squared().par_chunks(BLOCK))
+        .enumerate()
+        .with_min_len(CHUNK / BLOCK)
+        .for_each(fill);
+    keys
+}
+
+/// Keys of `priority` for at most [`BLOCK`] pairs. Each step has a loop of its own, so that the processor overlaps their long chains.
+fn prioritize(draw: Draw, first: u64, squared: &[f32], keys: &mut [u32]) {
+    let mut reciprocals = [0.0; BLOCK];
+    draw.fill(first, keys);
+    for (reciprocal, &bits) in reciprocals.iter_mut().zip(&*keys) {
+        *reciprocal = draw::reciprocal(bits);
+    }
+    for ((key, &squared), reciprocal) in keys.iter_mut().zip(squared).zip(reciprocals) {
+        *key = product(squared, reciprocal * reciprocal).to_bits();
     }
 }
 

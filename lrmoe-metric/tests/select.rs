@@ -216,6 +216,25 @@ fn ranks_and_threads_change_nothing() {
     }
 }
 
+/// The largest global ids there are.
+#[test]
+fn the_last_pairs_have_ids() {
+    let ids = Array2::zeros((300, 1));
+    let gates = Array2::from_elem((300, 1), 1.0);
+    let kept = |first| {
+        let pairs = Pairs::new(ids.view(), gates.view(), 1, first).unwrap();
+        let scores = score(Score::Random, &pairs, None, None, &mut Solo).unwrap();
+        select(Method::Priority, &pairs, &scores, &[150], DRAW, &mut Solo).unwrap()
+    };
+    let last = kept(u64::MAX - 300);
+    assert_eq!(last.pairs.len(), 150);
+    // The same pairs under the ids before: all but one are in both.
+    let before = kept(u64::MAX - 301);
+    let moved = before.pairs.iter().filter_map(|pair| pair.checked_sub(1));
+    let both = moved.filter(|pair| last.pairs.contains(pair)).count();
+    assert!(both >= 148, "{both} of 150");
+}
+
 #[test]
 fn scores_of_other_pairs_are_refused() {
     let foreign = with_gates(&gates(3), |_, scores| scores.clone());

@@ -245,6 +245,28 @@ fn threads_change_nothing() {
     }
 }
 
+/// Keys of f32 scores that differ between experts by powers of two; some are zero, infinite, or of masked pairs.
+#[test]
+fn scales_of_experts_differ() {
+    for ranks in [1, 3] {
+        for key_end in [1, 8, 1 << 23] {
+            let mut case = large(30_000, 4, 24, 1 << 32, ranks);
+            for (key, &id) in case.keys.iter_mut().zip(&case.ids) {
+                let exponent = (8 * id.max(0) as u32 + 20) << 23;
+                *key = match *key % 16 {
+                    _ if id == MASKED => u32::MAX,
+                    0..3 => 0,
+                    3 => f32::INFINITY.to_bits(),
+                    _ => exponent + (*key >> 4) % key_end,
+                };
+            }
+            case.check().unwrap();
+            case.quotas.iter_mut().for_each(|quota| *quota /= 10);
+            case.check().unwrap();
+        }
+    }
+}
+
 #[test]
 fn one_outlier_does_not_hide_the_rest() {
     let mut case = large(60_000, 1, 1, 1 << 10, 1);

@@ -241,6 +241,48 @@ fn as_many_pairs_as_fit_in_u32() {
     assert_eq!(error, Error::TooManyPairs { pairs: 1 << 32 });
 }
 
+/// Costs, sums and offsets at the limit: every pair crosses nodes, over several instances and with bounds that bind.
+#[test]
+fn as_many_crossings_as_fit_in_u32() {
+    let placement = Placement::new(2, vec![vec![], vec![], vec![0, 1], vec![0, 1]]).unwrap();
+    let topology = Topology::new(4, 2).unwrap();
+    let half = u32::MAX / 2;
+    let counts = array![[half, 1], [0, half], [0, 0], [0, 0]];
+    let table = route(
+        counts.view(),
+        &placement,
+        &topology,
+        Some(&[0, 0, u64::MAX, 7]),
+    )
+    .unwrap();
+    assert_eq!(table.rank_loads(), [0, 0, u64::from(u32::MAX) - 7, 7]);
+    let all = u32::MAX.into();
+    assert_eq!(
+        table.crossings(&topology),
+        Crossings {
+            ranks: all,
+            nodes: all
+        }
+    );
+    assert_eq!(table.chunk(2, usize::MAX, u64::MAX).sum(), 0);
+    assert_eq!(table.chunk(2, 0, u64::MAX).sum(), u32::MAX - 7);
+    let last = table.rounds(1) - 1;
+    assert_eq!(
+        (
+            table.chunk(2, last, 1).sum(),
+            table.chunk(2, last + 1, 1).sum()
+        ),
+        (1, 0)
+    );
+
+    for at in [[0, 1], [3, 0]] {
+        let mut counts = counts.clone();
+        counts[at] += 1;
+        let error = route(counts.view(), &placement, &topology, None).unwrap_err();
+        assert_eq!(error, Error::TooManyPairs { pairs: 1 << 32 });
+    }
+}
+
 #[test]
 fn refuses_inputs_that_do_not_belong_together() {
     let (placement, topology) = two_ranks();
