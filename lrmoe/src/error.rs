@@ -130,6 +130,16 @@ pub enum Error {
         /// Bytes asked for.
         bytes: u128,
     },
+    /// A budget that cannot hold a rank's experts, its optimizer shard and one chunk of rows in every layer.
+    #[error(
+        "--budget-mib {mib} is too small: a rank needs at least {smallest_mib} MiB for its expert slots, optimizer shard and one chunk of rows"
+    )]
+    Budget {
+        /// The budget.
+        mib: u64,
+        /// The smallest that works.
+        smallest_mib: u64,
+    },
     /// The output folder already holds a run.
     #[error("{} already holds a run; continue it with --resume, replace it with --overwrite, or choose another --out", .0.display())]
     OutExists(PathBuf),

@@ -101,7 +101,8 @@ pub struct TrainOptions {
     /// Rows that a rank takes forward at once: bounds its buffers [default: 4096]
     #[arg(long, value_name = "ROWS", help_heading = "Ranks and memory")]
     pub(super) chunk_rows: Option<u64>,
-    /// Memory of a rank for experts and token buffers, in MiB; fewer pairs run backward where it binds [default: no limit]
+    /// Memory of a rank for experts, optimizer shard and token buffers of all MoE layers, in MiB; fewer pairs run backward where
+    /// it binds [default: no limit]
     #[arg(long, value_name = "MIB", help_heading = "Ranks and memory")]
     pub(super) budget_mib: Option<u64>,
     /// Cluster of the modelled times: 8xA100, 8xH100, 8xH200 or a TOML file [default: 8xA100]

@@ -253,10 +253,9 @@ fn layer_configs(config: &TrainConfig) -> Result<Vec<LayerConfig>, Error> {
         activation: config.activation,
     };
     let slots = vec![config.slots; config.ranks];
-    let capacities = config.budget_bytes.map(|budget| {
-        let memory = memory_model(config);
-        memory.capacities(&slots, model.experts, &vec![budget; config.ranks])
-    });
+    let capacities = config
+        .budget_bytes
+        .map(|budget| capacities(config, budget, &slots));
     let template = LayerConfig {
         layer: 0,
         seed: config.seed,
@@ -276,6 +275,20 @@ fn layer_configs(config: &TrainConfig) -> Result<Vec<LayerConfig>, Error> {
             ..template.clone()
         })
         .collect())
+}
+
+/// Retained rows that each rank can hold in each layer, the budget divided evenly among the layers.
+fn capacities(config: &TrainConfig, budget: u64, slots: &[u32]) -> Result<Vec<u64>, Error> {
+    let layers = config.model.layers as u64;
+    let shares = vec![budget / layers; config.ranks];
+    let found = memory_model(config).capacities(slots, config.model.experts, &shares);
+    found.map_err(|error| match error {
+        lrmoe_plan::Error::BudgetTooSmall { smallest, .. } => Error::Budget {
+            mib: budget >> 20,
+            smallest_mib: smallest.saturating_mul(layers).div_ceil(1 << 20),
+        },
+        other => other.into(),
+    })
 }
 
 fn memory_model(config: &TrainConfig) -> MemoryModel {

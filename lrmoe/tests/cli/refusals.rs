@@ -72,7 +72,7 @@ fn bad_input_is_refused() {
         ),
         (
             &["--text", "text.txt", "--context", "32", "--budget-mib", "1"],
-            "budget",
+            "--budget-mib 1 is too small",
         ),
         (&["--text", "text.txt", "--cluster", "9xZ1"], "9xZ1"),
         (&["--text", "text.txt", "--config", "bad.toml"], "toop-k"),
@@ -229,4 +229,32 @@ fn divergence_is_named() {
         "{}",
         text(&output.stderr)
     );
+}
+
+#[test]
+fn the_smallest_budget_that_is_named_is_the_smallest() {
+    let folder = Folder::new();
+    let run = |mib: u64| {
+        let budget = mib.to_string();
+        let sizes = [
+            "--context",
+            "32",
+            "--batch",
+            "4",
+            "--steps",
+            "1",
+            "--overwrite",
+        ];
+        folder.run(&[&["--text", "text.txt", "--budget-mib", &budget], &sizes[..]].concat())
+    };
+    let errors = text(&run(1).stderr);
+    let number = errors
+        .split("at least ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next());
+    let smallest: u64 = number
+        .and_then(|n| n.parse().ok())
+        .expect("a number of MiB");
+    assert_eq!(run(smallest - 1).status.code(), Some(2));
+    assert_success(&run(smallest));
 }
