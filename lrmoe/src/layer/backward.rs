@@ -9,7 +9,7 @@ use ndarray::{Array2, ArrayView2};
 
 use super::dispatch::{Chunk, Dispatch, rows_between_ranks, rows_leaving};
 use super::stats::{Clock, Stage};
-use super::{MoeLayer, Stash};
+use super::{MoeLayer, Stash, unmasked};
 use crate::error::Error;
 use crate::exchange::Over;
 use crate::policy::{DxWeight, Policy, Selecting};
@@ -304,12 +304,10 @@ fn all_dots(
 
 /// Every pair that is not masked, at weight 1.
 fn everything(pairs: &Pairs<'_>) -> Selection {
-    let kept: Vec<u32> = (0..pairs.len() as u32)
-        .filter(|pair| pairs.expert_ids()[*pair as usize] >= 0)
-        .collect();
+    let pairs = unmasked(pairs);
     Selection {
-        weights: vec![1.0; kept.len()],
-        pairs: kept,
+        weights: vec![1.0; pairs.len()],
+        pairs,
     }
 }
 

@@ -10,7 +10,7 @@ use ndarray::{Array2, ArrayView2};
 
 use super::dispatch::{Chunk, Dispatch, rows_between_ranks, rows_leaving};
 use super::stats::{Clock, LayerStats, Stage};
-use super::{Buffers, MoeLayer, PairStash, Stash};
+use super::{Buffers, MoeLayer, PairStash, Stash, unmasked};
 use crate::error::Error;
 use crate::policy::{Policy, mask_beyond};
 
@@ -57,14 +57,11 @@ impl MoeLayer {
             self.config.experts,
             first_pair,
         )?;
-        let kept: Vec<u32> = (0..pairs.len() as u32)
-            .filter(|pair| pairs.expert_ids()[*pair as usize] >= 0)
-            .collect();
         let mut dispatch = Dispatch::new(
             &table,
             self.rank,
             pairs.expert_ids(),
-            &kept,
+            &unmasked(&pairs),
             self.config.chunk_rows,
         )?;
         clock.lap(&mut self.stats.seconds, Stage::Route);
@@ -75,8 +72,8 @@ impl MoeLayer {
             clock.lap(&mut self.stats.seconds, Stage::Route);
             self.forward_chunk(comm, &mut clock, &chunk, x, &pairs, &mut kept, &mut y)?;
         }
-        self.stats.loads = routed.per_expert().to_vec();
         if let Some(step) = step {
+            self.stats.loads = routed.per_expert().to_vec();
             self.stats.dropped = routed.total() - loads.total();
             self.stats.quotas = quotas.as_slice().to_vec();
             self.record_forward(&table, kept.h_norms.is_some());

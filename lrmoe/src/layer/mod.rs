@@ -10,8 +10,8 @@ mod stats;
 
 use lrmoe_comm::Collective;
 use lrmoe_kernels::{FfnShape, Workspace};
-use lrmoe_metric::{Profile, Selection, SquaredNorm};
-use lrmoe_plan::{Fixed, Loads, Placement, PlacementPolicy, PlacementRequest, Quotas, Topology};
+use lrmoe_metric::{Pairs, Profile, Selection, SquaredNorm};
+use lrmoe_plan::{Fixed, Loads, Placement, PlacementRequest, Quotas, Topology};
 use ndarray::Array2;
 
 use crate::adamw::{AdamW, sum_of_squares};
@@ -136,16 +136,10 @@ impl MoeLayer {
         init: impl FnMut(usize) -> ExpertParameters,
     ) -> Result<Self, Error> {
         let ranks = config.topology.ranks();
-        for (what, len) in [
-            ("slots", Some(config.slots.len())),
-            ("capacities", config.capacities.as_ref().map(Vec::len)),
-        ] {
-            if len.is_some_and(|len| len != ranks) {
-                return Err(Error::PerRank {
-                    what,
-                    len: len.unwrap_or(0),
-                    ranks,
-                });
+        let capacities = config.capacities.as_ref().map_or(ranks, Vec::len);
+        for (what, len) in [("slots", config.slots.len()), ("capacities", capacities)] {
+            if len != ranks {
+                return Err(Error::PerRank { what, len, ranks });
             }
         }
         if rank >= ranks {
@@ -160,6 +154,7 @@ impl MoeLayer {
         if config.chunk_rows == 0 {
             return Err(Error::NoChunk);
         }
+        let placement = first_placement(&config)?;
         let symi = match config.policy {
             Policy::Symi { capacity_factor } => Some(SymiCapacity::new(
                 capacity_factor,
@@ -168,7 +163,6 @@ impl MoeLayer {
             )?),
             _ => None,
         };
-        let placement = first_placement(&config)?;
         Ok(Self {
             rank,
             experts: Experts::new(config.shape, rank, placement, init)?,
@@ -289,20 +283,19 @@ impl MoeLayer {
 fn first_placement(config: &LayerConfig) -> Result<Placement, Error> {
     let ranks = config.topology.ranks();
     let loads = Loads::new(Array2::ones((ranks, config.experts)))?;
-    let contiguous = (0..ranks).map(|rank| {
-        let bound = |rank: usize| (config.experts * rank / ranks) as u32;
-        (bound(rank)..bound(rank + 1)).collect()
-    });
-    let previous = Placement::new(config.experts, contiguous.collect())?;
-    let request = PlacementRequest {
+    let previous = Fixed::placement(config.experts, ranks)?;
+    config.policy.place(&PlacementRequest {
         loads: &loads,
         previous: &previous,
         slots: &config.slots,
         topology: &config.topology,
-    };
-    let fixed = Fixed.place(&request)?;
-    config.policy.place(&PlacementRequest {
-        previous: &fixed,
-        ..request
     })
+}
+
+/// Local ids of the pairs that are not masked, ascending.
+fn unmasked(pairs: &Pairs<'_>) -> Vec<u32> {
+    let ids = (0..).zip(pairs.expert_ids());
+    ids.filter(|(_, expert)| **expert >= 0)
+        .map(|(pair, _)| pair)
+        .collect()
 }

@@ -377,7 +377,7 @@ fn a_configuration_file_has_the_same_keys() {
 }
 
 #[test]
-fn a_full_budget_bounds_what_runs_backward() {
+fn a_budget_with_room_changes_nothing() {
     let folder = Folder::new();
     // Experts and buffers of this model need a few hundred KiB; what is left of 1 MiB holds every row.
     assert_success(&folder.train(&[

@@ -1,12 +1,14 @@
 //! Routing that leaves ranks or experts empty, or piles everything on one.
 
-use lrmoe::layer::LayerConfig;
+use lrmoe::layer::{LayerConfig, MoeLayer};
 use lrmoe::policy::{DxWeight, Policy, RouterGradient, Selecting};
+use lrmoe_comm::Collective;
 use lrmoe_metric::{Method, Score};
 use lrmoe_plan::QuotaPolicy;
+use ndarray::s;
 
 use super::bits;
-use super::common::{Batch, lrmoe, split, step, steps};
+use super::common::{Batch, lrmoe, on_ranks, split, step, steps};
 
 fn all_policies() -> Vec<Policy> {
     let select = |retention, score, method, quotas| {
@@ -179,4 +181,34 @@ fn trains_through_more_ranks_than_experts() {
         let config = batch.config(5, policy);
         assert_trains_through(&batch, &config, &split(24, 5), config.policy.name());
     }
+}
+
+#[test]
+fn memory_bounds_what_runs_backward() {
+    let batch = Batch::random(60, (8, 12), (6, 2), 18);
+    let bounded = |policy| LayerConfig {
+        capacities: Some(vec![20, 5, 12]),
+        ..batch.config(3, policy)
+    };
+    let stepped = step(&batch, &bounded(lrmoe(1.0)));
+    let received = |rank: usize| stepped.stats[0].backward_rows.column(rank).sum();
+    assert!(received(0) <= 20 && received(1) <= 5 && received(2) <= 12);
+    assert_eq!(
+        stepped.stats[0].quotas.iter().sum::<u32>(),
+        37,
+        "120 pairs fill all the room there is"
+    );
+    // What retains everything has no other choice than to refuse.
+    let refused = on_ranks(3, |comm| {
+        let mut layer = MoeLayer::new(bounded(Policy::Dropless), comm.rank(), |expert| {
+            batch.parameters(expert)
+        })
+        .expect("a layer");
+        let rows = s![comm.rank() * 20..(comm.rank() + 1) * 20, ..];
+        let (x, ids) = (batch.x.slice(rows), batch.expert_ids.slice(rows));
+        let p = batch.gate_weights.slice(rows);
+        layer.forward(comm, x, ids, p, Some(1)).expect("forward");
+        layer.backward(comm, batch.dy.slice(rows)).is_err()
+    });
+    assert_eq!(refused, [true; 3]);
 }
