@@ -11,7 +11,9 @@ pub(super) fn apportion(seats: u64, weights: &[u128]) -> Vec<u64> {
     if total == 0 {
         return vec![0; weights.len()];
     }
-    let parts = weights.iter().map(|&w| divide(u128::from(seats) * w, total));
+    let parts = weights
+        .iter()
+        .map(|&w| divide(u128::from(seats) * w, total));
     let (mut shares, remainders): (Vec<u64>, Vec<u128>) = parts.unzip();
     let left = (seats - shares.iter().sum::<u64>()) as usize;
     if left > 0 {

@@ -118,7 +118,10 @@ fn used_buckets(profile: &Profile) -> Range<usize> {
 fn pool(profile: &Profile, buckets: Range<usize>) -> Vec<f64> {
     let mut pooled = vec![0.0; buckets.len()];
     for expert in 0..profile.experts() {
-        for (sum, &count) in pooled.iter_mut().zip(&profile.counts(expert)[buckets.clone()]) {
+        for (sum, &count) in pooled
+            .iter_mut()
+            .zip(&profile.counts(expert)[buckets.clone()])
+        {
             *sum += f64::from(count);
         }
     }

@@ -94,7 +94,11 @@ impl Cut {
 
     /// Takes the instances of all other experts off the ranks inside.
     fn separate(&self, by_rank: &mut [Vec<u32>]) {
-        for (here, _) in by_rank.iter_mut().zip(&self.ranks).filter(|(_, full)| **full) {
+        for (here, _) in by_rank
+            .iter_mut()
+            .zip(&self.ranks)
+            .filter(|(_, full)| **full)
+        {
             here.retain(|&e| self.experts[e as usize]);
         }
     }

@@ -6,6 +6,8 @@ use super::QuotaPolicy;
 use super::apportion::{apportion, apportion_within, divide};
 use crate::Loads;
 
+const LARGEST: f64 = (1u64 << 40) as f64;
+
 /// Floors of all experts when `sum` pairs are retained, at most the loads; they sum to at most `sum`.
 pub(super) fn floors(
     loads: &Loads,
@@ -53,34 +55,47 @@ fn round(exact: &[u128], unit: u128, sum: u64) -> Vec<u32> {
             (whole, whole + u64::from(part > 0))
         })
         .unzip();
-    narrow(if up.iter().sum::<u64>() <= sum { up } else { down })
+    narrow(if up.iter().sum::<u64>() <= sum {
+        up
+    } else {
+        down
+    })
 }
 
-/// Pairs times root mean square score of each expert, as whole numbers in proportion to each other.
+/// Pairs times root mean square score of each expert, as whole numbers in proportion to each other, the largest
+/// [`LARGEST`]: coarse enough to make equal what only rounding errors make unequal.
 ///
-/// Squared scores of neighbouring buckets differ by a factor of two, so that all but the square root is exact up to the
-/// rounding of sums. An expert whose histogram is empty takes the mean over all pairs seen.
+/// An expert whose histogram is empty takes the mean over all pairs seen.
 fn spreads(loads: &Loads, profile: &Profile) -> Vec<u128> {
     let moments: Vec<(f64, f64)> = (0..profile.experts())
-        .map(|expert| {
-            let counts = profile.counts(expert).iter().enumerate().skip(1);
-            let squares = counts.map(|(bucket, &n)| f64::from(n) * power_of_two(bucket));
-            let seen = profile.counts(expert).iter().map(|&n| f64::from(n)).sum();
-            (squares.sum(), seen)
-        })
+        .map(|expert| moments(profile.counts(expert)))
         .collect();
-    let all = moments.iter().fold((0.0, 0.0), |all, m| (all.0 + m.0, all.1 + m.1));
-    let mean_squares = moments.iter().map(|&(squares, seen)| {
-        if seen > 0.0 { squares / seen } else { all.0 / all.1 }
-    });
-    let scores: Vec<f64> = mean_squares.map(f64::sqrt).collect();
-    let largest = scores.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
-    let in_parts = |score: f64| (score / largest * f64::from(u32::MAX)) as u128;
-    let pairs = loads.per_expert().iter().zip(scores);
-    pairs.map(|(&n, score)| u128::from(n) * in_parts(score)).collect()
+    let pooled = moments
+        .iter()
+        .fold((0.0, 0.0), |all, m| (all.0 + m.0, all.1 + m.1));
+    let weight = |(&(squares, seen), &n): (&(f64, f64), &u32)| {
+        let (squares, seen) = if seen > 0.0 { (squares, seen) } else { pooled };
+        f64::from(n) * (squares / seen).sqrt()
+    };
+    let weights: Vec<f64> = moments.iter().zip(loads.per_expert()).map(weight).collect();
+    let largest = weights.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let whole = |weight: f64| (weight / largest * LARGEST).round() as u128;
+    weights.into_iter().map(whole).collect()
 }
 
-/// In proportion to the squared score of a bucket from 1.
+/// Sum of squared scores, in some unit, and number of pairs of a histogram.
+fn moments(counts: &[f32]) -> (f64, f64) {
+    let (mut squares, mut seen) = (0.0, 0.0);
+    for (bucket, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0.0) {
+        seen += f64::from(count);
+        if bucket > 0 {
+            squares += f64::from(count) * power_of_two(bucket);
+        }
+    }
+    (squares, seen)
+}
+
+/// In proportion to the squared score of a bucket from 1: those of neighbouring buckets differ by a factor of two.
 fn power_of_two(bucket: usize) -> f64 {
     const HALF: u64 = Profile::BUCKETS as u64 / 2;
     f64::from_bits((1023 - HALF + bucket as u64) << 52)
