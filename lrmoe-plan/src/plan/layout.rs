@@ -1,5 +1,8 @@
 //! Slots, placement and forward rows that fit into the budgets.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use super::PlanRequest;
 use super::rows::spread;
 use crate::arithmetic::{product, sum};
@@ -10,31 +13,33 @@ use crate::{Error, MemoryModel, Placement, PlacementRequest};
 
 /// Where experts live and the forward pass runs.
 pub(super) struct Layout {
-    pub(super) slots: Vec<u32>,
-    pub(super) placement: Placement,
-    pub(super) by_rank: Vec<Vec<u32>>,
+    pub(super) placed: Placed,
     pub(super) forward_rows: Vec<u64>,
 }
 
-/// A placement on slots, before its rows.
-struct Placed {
-    /// Slots that take memory.
-    slots: Vec<u32>,
-    placement: Placement,
-    by_rank: Vec<Vec<u32>>,
+/// A placement and the slots that take memory.
+pub(super) struct Placed {
+    pub(super) slots: Vec<u32>,
+    pub(super) placement: Placement,
+    pub(super) by_rank: Vec<Vec<u32>>,
 }
 
 /// The layout on the slots given, or on those that [`plan`](super::plan) describes.
 pub(super) fn lay_out(request: &PlanRequest<'_>, wanted: u64) -> Result<Layout, Error> {
-    match request.slots {
-        Some(slots) => {
-            enough_slots(request.loads.experts(), slots)?;
-            let placed = place(request, slots, false)?;
-            let needed = |placed: &Placed| needed(request, placed, slots);
-            spread_forward(request, placed)
-                .map_err(|placed| budget_too_small(&needed(&placed), request.budget))
-        }
-        None => choose(request, wanted),
+    let Some(slots) = request.slots else {
+        return choose(request, wanted);
+    };
+    enough_slots(request.loads.experts(), slots)?;
+    let placed = place(request, slots, false)?;
+    match forward_rows(request, &placed) {
+        Some(forward_rows) => Ok(Layout {
+            placed,
+            forward_rows,
+        }),
+        None => Err(budget_too_small(
+            &needed(request, &placed, slots),
+            request.budget,
+        )),
     }
 }
 
@@ -72,26 +77,10 @@ fn place(request: &PlanRequest<'_>, slots: &[u32], trim: bool) -> Result<Placed,
     })
 }
 
-/// Gives the placement back if the forward rows do not fit.
-fn spread_forward(request: &PlanRequest<'_>, placed: Placed) -> Result<Layout, Placed> {
-    let rows = limits(request, &placed.slots, |rank| request.budget[rank])
-        .and_then(|limits| spread(request.loads.per_expert(), &placed.by_rank, &limits));
-    match rows {
-        Some(forward_rows) => {
-            let Placed {
-                slots,
-                placement,
-                by_rank,
-            } = placed;
-            Ok(Layout {
-                slots,
-                placement,
-                by_rank,
-                forward_rows,
-            })
-        }
-        None => Err(placed),
-    }
+/// Forward rows of each rank; none if they do not fit.
+fn forward_rows(request: &PlanRequest<'_>, placed: &Placed) -> Option<Vec<u64>> {
+    let limits = limits(request, &placed.slots, |rank| request.budget[rank])?;
+    spread(request.loads.per_expert(), &placed.by_rank, &limits)
 }
 
 /// Slots derived from the budgets.
@@ -99,11 +88,14 @@ fn choose(request: &PlanRequest<'_>, wanted: u64) -> Result<Layout, Error> {
     let fitting = fitting_slots(request, 0);
     let beside_rows = fitting_slots(request, reserve(request, wanted));
     if let (Some(fitting), Some(beside_rows)) = (fitting, beside_rows) {
-        for slots in attempts(&fitting, &beside_rows, request.loads.experts()) {
+        for slots in attempts(request, &fitting, &beside_rows) {
             match place(request, &slots, true) {
                 Ok(placed) => {
-                    if let Ok(layout) = spread_forward(request, placed) {
-                        return Ok(layout);
+                    if let Some(forward_rows) = forward_rows(request, &placed) {
+                        return Ok(Layout {
+                            placed,
+                            forward_rows,
+                        });
                     }
                 }
                 Err(Error::RankSlots { .. }) => {}
@@ -115,25 +107,54 @@ fn choose(request: &PlanRequest<'_>, wanted: u64) -> Result<Layout, Error> {
     Err(budget_too_small(&needed, request.budget))
 }
 
-/// Slots to try in turn: those beside the balanced rows first, then fewer, then more.
-fn attempts<'a>(
-    fitting: &'a [u32],
-    beside_rows: &'a [u32],
-    experts: usize,
-) -> impl Iterator<Item = Vec<u32>> + 'a {
-    let total = |slots: &[u32]| slots.iter().map(|&s| u64::from(s)).sum::<u64>();
-    let enough = move |slots: &Vec<u32>| total(slots) >= experts as u64;
-    let capped = |most: u32| fitting.iter().map(|&s| s.min(most)).collect::<Vec<_>>();
+/// Slots to try in turn: as many as fit beside the balanced rows, then fewer, then more. With the same budget everywhere, all but the first are
+/// even, and so is the first.
+fn attempts(request: &PlanRequest<'_>, fitting: &[u32], beside_rows: &[u32]) -> Vec<Vec<u32>> {
+    let experts = request.loads.experts();
+    let capped = |most: &[u32]| -> Vec<u32> {
+        let pairs = fitting.iter().zip(most);
+        pairs.map(|(&fitting, &most)| fitting.min(most)).collect()
+    };
     let most = |slots: &[u32]| slots.iter().copied().max().unwrap_or(0);
-    let least = (1..=most(fitting)).map(capped).find(enough);
-    let first: Vec<u32> = least.map_or(beside_rows.to_vec(), |least| {
-        let pairs = least.iter().zip(beside_rows);
-        pairs.map(|(&a, &b)| a.max(b)).collect()
-    });
+    let level = |most: u32| capped(&vec![most; fitting.len()]);
+    let first = topped_up(request, fitting, beside_rows);
     let turn = most(&first);
-    let rest = (1..=turn).rev().chain(turn + 1..=most(fitting)).map(capped);
-    let rest: Vec<_> = rest.filter(|slots| *slots != first).collect();
-    std::iter::once(first).chain(rest).filter(enough)
+    let mut all = vec![first];
+    all.extend((1..=turn).rev().map(level));
+    all.push(capped(&fewest_slots(experts, fitting.len())));
+    all.extend((turn + 1..=most(fitting)).map(level));
+    all.retain(|slots| enough_slots(experts, slots).is_ok());
+    all.dedup();
+    all
+}
+
+/// Slots for every expert once, as even as possible.
+fn fewest_slots(experts: usize, ranks: usize) -> Vec<u32> {
+    let of = |rank: usize| experts / ranks + usize::from(rank < experts % ranks);
+    (0..ranks).map(|rank| of(rank) as u32).collect()
+}
+
+/// Adds slots until every expert has one: where there are fewest, among these where most bytes are left.
+fn topped_up(request: &PlanRequest<'_>, fitting: &[u32], slots: &[u32]) -> Vec<u32> {
+    let slot = i128::from(request.memory.shape.slot_bytes());
+    let mut slots = slots.to_vec();
+    let entry = |rank: usize, slots: u32| {
+        let left = i128::from(request.budget[rank]) - slot * i128::from(slots);
+        (slots < fitting[rank]).then_some((Reverse(slots), left, Reverse(rank)))
+    };
+    let ranks = slots.iter().enumerate();
+    let mut heap: BinaryHeap<_> = ranks
+        .filter_map(|(rank, &slots)| entry(rank, slots))
+        .collect();
+    let total: u64 = slots.iter().map(|&slots| u64::from(slots)).sum();
+    for _ in total..request.loads.experts() as u64 {
+        let Some((_, _, Reverse(rank))) = heap.pop() else {
+            break;
+        };
+        slots[rank] += 1;
+        heap.extend(entry(rank, slots[rank]));
+    }
+    slots
 }
 
 /// The most slots, at most one per expert, that each rank can hold beside `rows` bytes; none if a rank cannot hold what
@@ -207,7 +228,6 @@ fn needed(request: &PlanRequest<'_>, placed: &Placed, slots: &[u32]) -> Vec<u64>
         let with = |(held, &rows)| sum(&[held, forward_bytes(request.memory, rows)]);
         held.into_iter().zip(rows).map(with).collect()
     };
-    let most = |bytes: &[u64]| bytes.iter().copied().fold(0, u64::max);
     let reserved = held(slots);
     let works = |budget: u64| {
         limits(request, &placed.slots, |_| budget)
@@ -233,15 +253,14 @@ fn needed(request: &PlanRequest<'_>, placed: &Placed, slots: &[u32]) -> Vec<u64>
 /// Bytes that each rank needs on the smallest uniform budget from which slots can be derived.
 fn least_needed(request: &PlanRequest<'_>) -> Result<Vec<u64>, Error> {
     let (experts, ranks) = (request.loads.experts(), request.topology.ranks());
-    let most = |bytes: &[u64]| bytes.iter().copied().fold(0, u64::max);
     let mut best: Option<Vec<u64>> = None;
     let mut refused = None;
-    for slots in experts.div_ceil(ranks) as u32..=experts as u32 {
-        let held = request.memory.without_rows(slots, experts, ranks);
+    let even = (experts.div_ceil(ranks)..=experts).map(|slots| vec![slots as u32; ranks]);
+    for slots in std::iter::once(fewest_slots(experts, ranks)).chain(even) {
+        let held = request.memory.without_rows(slots[0], experts, ranks);
         if best.as_deref().is_some_and(|best| most(best) <= held) {
             break;
         }
-        let slots = vec![slots; ranks];
         match place(request, &slots, true) {
             Ok(placed) => {
                 let needed = needed(request, &placed, &slots);
@@ -259,4 +278,8 @@ fn least_needed(request: &PlanRequest<'_>) -> Result<Vec<u64>, Error> {
         (None, Some(error)) => Err(error),
         (best, _) => Ok(best.unwrap_or_default()),
     }
+}
+
+fn most(bytes: &[u64]) -> u64 {
+    bytes.iter().copied().fold(0, u64::max)
 }

@@ -13,7 +13,7 @@ use crate::{
     ClusterSpec, Error, Loads, Memory, MemoryModel, ModelledSeconds, Placement, PlacementPolicy,
     QuotaPolicy, QuotaRequest, Quotas, Topology, quotas,
 };
-use layout::{Layout, lay_out};
+use layout::{Layout, Placed, lay_out};
 use rows::spread;
 
 /// What [`plan`] decides on.
@@ -172,41 +172,45 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, Error> {
     let wanted = crate::quota::wanted(request.loads, request.retention)?;
     let layout = lay_out(request, wanted)?;
     let rooms = rooms(request, &layout);
+    let Layout {
+        placed,
+        forward_rows,
+    } = layout;
     let capacities: Vec<u64> = rooms
         .iter()
         .map(|room| room.memory.min(room.time))
         .collect();
     let quotas = quotas(&QuotaRequest {
         loads: request.loads,
-        placement: &layout.placement,
+        placement: &placed.placement,
         capacities: &capacities,
         retention: request.retention,
         policy: request.quota_policy,
         profile: request.profile,
         floor: request.floor,
     })?;
-    let retained_rows = spread(quotas.as_slice(), &layout.by_rank, &capacities)
+    let retained_rows = spread(quotas.as_slice(), &placed.by_rank, &capacities)
         .expect("quotas can be routed within the capacities");
 
     let reached = u64::from(quotas.total()) == wanted;
     let ranks = (0..rooms.len()).map(|rank| RankPlan {
         memory: request.memory.of_rank(
-            &layout.placement,
+            &placed.placement,
             rank,
-            layout.slots[rank],
-            layout.forward_rows[rank],
+            placed.slots[rank],
+            forward_rows[rank],
             retained_rows[rank],
         ),
         budget: request.budget[rank],
-        forward_rows: layout.forward_rows[rank],
+        forward_rows: forward_rows[rank],
         retained_rows: retained_rows[rank],
         binds: rooms[rank].binds(retained_rows[rank], reached),
     });
     let ranks = ranks.collect();
     let seconds = PredictedWork {
         loads: request.loads,
-        placement: &layout.placement,
-        forward_rows: &layout.forward_rows,
+        placement: &placed.placement,
+        forward_rows: &forward_rows,
         retained_rows: &retained_rows,
     }
     .seconds(
@@ -217,8 +221,8 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, Error> {
     );
     Ok(Plan {
         quotas,
-        placement: layout.placement,
-        slots: layout.slots,
+        placement: placed.placement,
+        slots: placed.slots,
         capacities,
         ranks,
         wanted,
@@ -251,15 +255,18 @@ impl Room {
 
 fn rooms(request: &PlanRequest<'_>, layout: &Layout) -> Vec<Room> {
     let row = request.memory.retained_row_bytes().max(1);
-    let room = |rank: usize| {
-        let (slots, rows) = (layout.slots[rank], layout.forward_rows[rank]);
+    let Placed {
+        slots, placement, ..
+    } = &layout.placed;
+    let room = |(rank, &rows): (usize, &u64)| {
         let memory = request
             .memory
-            .of_rank(&layout.placement, rank, slots, rows, 0);
+            .of_rank(placement, rank, slots[rank], rows, 0);
+        let instances = placement.on_rank(rank).len() as u32;
         Room {
             memory: request.budget[rank].saturating_sub(memory.total()) / row,
-            time: request.rows_in_time(layout.placement.on_rank(rank).len() as u32),
+            time: request.rows_in_time(instances),
         }
     };
-    (0..request.budget.len()).map(room).collect()
+    layout.forward_rows.iter().enumerate().map(room).collect()
 }

@@ -373,3 +373,19 @@ fn bad_requests() {
         "{text}"
     );
 }
+
+#[test]
+fn plans_explain_themselves() {
+    let mut case = example();
+    case.budget = vec![70_000, 100_000];
+    case.retention = 0.9;
+    let found = plan(&case.request()).unwrap();
+    println!("{found}");
+    let found = plan(&PlanRequest {
+        retention: 0.1,
+        ..case.request()
+    })
+    .unwrap();
+    println!("{found}");
+    println!("{}", serde_json::to_string_pretty(&found).unwrap());
+}
