@@ -255,7 +255,7 @@ fn split(levels: &[Vec<u32>], floors: &[u32]) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) 
 }
 
 /// Takes pairs of one value while they can be routed and the quotas sum to less than `sum`.
-fn fill(level: &[u32], quotas: &mut [u32], sum: u64, flow: &mut Flow<'_>) {
+fn fill(level: &[u32], quotas: &mut [u32], sum: u64, flow: &mut Flow) {
     let mut left = sum - total(quotas);
     for slice in 0..SLICES {
         for (expert, &pairs) in level.iter().enumerate() {
