@@ -53,7 +53,7 @@ struct Layer {
     topology: Topology,
     memory: MemoryModel,
     cluster: ClusterSpec,
-    slots: Vec<u32>,
+    slots: Option<Vec<u32>>,
     budget: Vec<u64>,
     policy: Lrmoe,
 }
@@ -87,7 +87,7 @@ impl Layer {
             topology: Topology::new(case.ranks, 8).expect("there are ranks"),
             memory,
             cluster: ClusterSpec::preset("8xH100").expect("a preset"),
-            slots: vec![case.slots; case.ranks],
+            slots: Some(vec![case.slots; case.ranks]),
             budget: vec![budget; case.ranks],
             policy: Lrmoe::default(),
         }
@@ -126,7 +126,7 @@ impl Layer {
             memory: &self.memory,
             cluster: &self.cluster,
             budget: &self.budget,
-            slots: Some(&self.slots),
+            slots: self.slots.as_deref(),
             placement: &self.policy,
             retention: RETENTION,
             quota_policy: QuotaPolicy::Proportional,
@@ -155,6 +155,19 @@ impl Layer {
 #[divan::bench(args = cases())]
 fn whole(bencher: Bencher<'_, '_>, case: &Case) {
     let mut layer = Layer::new(case);
+    let steps = layer.steps();
+    let mut steps = steps.iter().cycle();
+    bencher.bench_local(|| {
+        let (loads, previous) = steps.next().expect("a cycle");
+        layer.plan(black_box(loads), previous)
+    });
+}
+
+/// With as many slots as fit beside the rows.
+#[divan::bench(args = cases())]
+fn whole_with_derived_slots(bencher: Bencher<'_, '_>, case: &Case) {
+    let mut layer = Layer::new(case);
+    layer.slots = None;
     let steps = layer.steps();
     let mut steps = steps.iter().cycle();
     bencher.bench_local(|| {

@@ -3,8 +3,9 @@
 use crate::checker::check;
 use lrmoe_plan::ndarray::{Array2, array};
 use lrmoe_plan::{
-    ClusterSpec, Constraint, Error, ExpertShape, Fixed, Link, Loads, Lrmoe, MemoryModel, Placement,
-    PlacementPolicy, Plan, PlanRequest, Profile, QuotaPolicy, Stash, Symi, Topology, plan,
+    ClusterSpec, Constraint, Error, ExpertShape, Fixed, FixedReplicas, FlexMoe, Link, Loads, Lrmoe,
+    MemoryModel, Placement, PlacementPolicy, Plan, PlanRequest, Profile, QuotaPolicy, Stash, Symi,
+    Topology, plan,
 };
 use proptest::prelude::*;
 
@@ -61,11 +62,13 @@ impl Case {
 fn policy(index: usize) -> Box<dyn PlacementPolicy> {
     match index {
         0 => Box::new(Fixed),
-        1 => Box::new(Symi),
+        1 => Box::new(FixedReplicas),
+        2 => Box::new(Symi),
+        3 => Box::new(FlexMoe),
         _ => Box::new(Lrmoe::default()),
     }
 }
-const POLICIES: usize = 3;
+const POLICIES: usize = 5;
 
 fn cluster() -> ClusterSpec {
     ClusterSpec {
