@@ -3,6 +3,7 @@
 mod case;
 mod cost;
 mod eplb;
+mod figures;
 mod lrmoe;
 mod memory;
 mod optimum;
