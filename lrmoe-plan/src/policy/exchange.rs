@@ -2,12 +2,14 @@
 
 use std::cmp::Reverse;
 
-use crate::flow::Flow;
+use crate::flow::{Flow, Instance};
 use crate::policy::repair::{Repair, Step, TRIES, slot};
 
 /// Full and open ranks between which exchanges of one instance are looked for; fewer for two.
 const RANKS: usize = 16;
 
+/// Instances of a rank up to which pairs of them are formed: with more, single ones do.
+const MOST_SINGLES: usize = 64;
 /// Exchanges found after which no further ranks are looked at.
 const ENOUGH: usize = 40 * TRIES;
 
@@ -163,7 +165,7 @@ impl Repair<'_> {
 
 /// Sets of up to `most` experts of `rank` that `other` lacks.
 fn sets(flow: &Flow, rank: usize, other: usize, most: usize) -> Vec<Set> {
-    let single = |here: &crate::flow::Instance| Set {
+    let single = |here: &Instance| Set {
         pairs: here.amount + flow.left(here.expert as usize),
         experts: [Some(here.expert), None],
     };
@@ -173,7 +175,7 @@ fn sets(flow: &Flow, rank: usize, other: usize, most: usize) -> Vec<Set> {
         .map(single)
         .collect();
     let singles = sets.len();
-    if most > 1 {
+    if most > 1 && singles <= MOST_SINGLES {
         for second in 1..singles {
             for first in 0..second {
                 sets.push(Set {

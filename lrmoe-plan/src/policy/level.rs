@@ -3,6 +3,12 @@
 /// What one rank gets: experts with the pairs of each.
 pub(super) type Group = Vec<(u32, u64)>;
 
+/// The experts of each group.
+pub(super) fn experts(groups: impl IntoIterator<Item = Group>) -> Vec<Vec<u32>> {
+    let experts = |group: Group| group.into_iter().map(|(e, _)| e).collect();
+    groups.into_iter().map(experts).collect()
+}
+
 /// Divides all pairs among ranks with `slots`, at most `level` to a rank, with few instances; none if that
 /// fails.
 ///

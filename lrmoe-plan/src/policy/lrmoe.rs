@@ -1,5 +1,5 @@
 use crate::flow::{Flow, Instance};
-use crate::policy::level::{Group, level};
+use crate::policy::level::{Group, experts, level};
 use crate::policy::near::Near;
 use crate::policy::pack::{pack_replicas, pack_single};
 use crate::policy::search::{Search, least_load};
@@ -85,7 +85,8 @@ impl PlacementPolicy for Lrmoe {
         if let Some(flow) = &mut changed
             && search.reach(flow, least, search.work() / 2)
         {
-            return with_pairs(flow, previous);
+            let by_rank = experts(groups(flow, Some(previous)));
+            return Placement::new(per_expert.len(), by_rank);
         }
         if let Some(groups) = level(per_expert, &slots, least) {
             return Placement::new(per_expert.len(), near.arrange(groups, &slots, previous));
@@ -99,50 +100,33 @@ impl PlacementPolicy for Lrmoe {
         let starts = start.into_iter().chain(packed).collect();
         match search.descend(starts) {
             Some(found) if self.pays(before, found.largest) => {
-                if fits && found.start == 0 {
-                    return with_pairs(&found.flow, previous);
-                }
-                let groups = near.arrange(groups(&found.flow), &slots, previous);
-                Placement::new(per_expert.len(), groups)
+                let by_rank = if fits && found.start == 0 {
+                    experts(groups(&found.flow, Some(previous)))
+                } else {
+                    near.arrange(groups(&found.flow, None), &slots, previous)
+                };
+                Placement::new(per_expert.len(), by_rank)
             }
             _ => Ok(previous.clone()),
         }
     }
 }
 
-/// The experts of each rank with their pairs; instances without pairs only if they are the last of their expert.
-fn groups(flow: &Flow) -> Vec<Group> {
+/// The instances of each rank with their pairs, but those without pairs only where `keep` has them or if they are the
+/// last of their expert.
+fn groups(flow: &Flow, keep: Option<&Placement>) -> Vec<Group> {
     let hosts = flow.hosts();
     let mut count: Vec<u32> = (0..hosts.experts()).map(|e| hosts.count(e)).collect();
     let mut needed = |instance: &&Instance| {
-        let count = &mut count[instance.expert as usize];
-        let needed = instance.amount > 0 || *count == 1;
-        *count -= u32::from(!needed);
+        let (rank, expert) = (instance.rank as usize, instance.expert as usize);
+        let kept = keep.is_some_and(|keep| keep.instance_on(rank, expert).is_some());
+        let needed = instance.amount > 0 || count[expert] == 1 || kept;
+        count[expert] -= u32::from(!needed);
         needed
     };
-    let rank = |rank| {
+    let group = |rank| {
         let here = hosts.on_rank(rank).iter().filter(&mut needed);
         here.map(|i| (i.expert, i.amount)).collect()
     };
-    (0..hosts.ranks()).map(rank).collect()
-}
-
-/// The placement of `flow` without the instances that have no pairs, as long as they are neither in `previous` nor
-/// the last of their expert.
-fn with_pairs(flow: &Flow, previous: &Placement) -> Result<Placement, Error> {
-    let hosts = flow.hosts();
-    let mut count: Vec<u32> = (0..hosts.experts()).map(|e| hosts.count(e)).collect();
-    let mut keep = |rank, expert: u32, amount| {
-        let e = expert as usize;
-        let needed = amount > 0 || count[e] == 1 || previous.instance_on(rank, e).is_some();
-        count[e] -= u32::from(!needed);
-        needed
-    };
-    let by_rank = (0..hosts.ranks()).map(|rank| {
-        let here = hosts.on_rank(rank).iter();
-        here.filter(|i| keep(rank, i.expert, i.amount))
-            .map(|i| i.expert)
-            .collect()
-    });
-    Placement::new(hosts.experts(), by_rank.collect())
+    (0..hosts.ranks()).map(group).collect()
 }

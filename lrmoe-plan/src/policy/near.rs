@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use crate::flow::Hosts;
 use crate::policy::PlacementRequest;
-use crate::policy::level::Group;
+use crate::policy::level::{Group, experts};
 use crate::{Placement, Topology};
 
 /// Pairs of each expert by the node of their source.
@@ -57,14 +57,14 @@ impl<'a> Near<'a> {
         unserved
     }
 
-    /// What `unserved` says about the node of `rank`.
-    pub(super) fn on_node<'u>(&self, unserved: &'u mut [u64], rank: usize) -> Option<&'u mut u64> {
-        unserved.get_mut(self.topology.node_of(rank))
+    /// Node of `rank`.
+    pub(super) fn node_of(&self, rank: usize) -> usize {
+        self.topology.node_of(rank)
     }
 
     /// Whether two ranks share a node.
     fn same_node(&self, a: usize, b: usize) -> bool {
-        self.topology.node_of(a) == self.topology.node_of(b)
+        self.node_of(a) == self.node_of(b)
     }
 
     /// Assigns the groups, one made for each rank, to ranks with as many slots: to nodes so that many pairs
@@ -87,11 +87,7 @@ impl<'a> Near<'a> {
             }
         }
         self.rest(groups, slots, &mut by_rank);
-        let experts = |group: Group| group.into_iter().map(|(e, _)| e).collect();
-        by_rank
-            .into_iter()
-            .map(|group| group.map_or_else(Vec::new, experts))
-            .collect()
+        experts(by_rank.into_iter().flatten())
     }
 
     /// Permutes the groups so that each lies on a rank of the node that serves most of its pairs, given the groups
@@ -105,7 +101,7 @@ impl<'a> Near<'a> {
         let class = |rank: usize| widths.binary_search(&slots[rank]).unwrap_or_default();
         let mut free: Vec<Vec<usize>> = vec![Vec::new(); widths.len() * nodes];
         for rank in (0..slots.len()).rev() {
-            free[class(rank) * nodes + self.topology.node_of(rank)].push(rank);
+            free[class(rank) * nodes + self.node_of(rank)].push(rank);
         }
         let ranks = rank_of_instances(previous);
         let mut unserved = self.pairs.clone();
@@ -117,7 +113,7 @@ impl<'a> Near<'a> {
                 .iter()
                 .flat_map(|&(e, _)| previous.instances_of(e as usize))
             {
-                kept[self.topology.node_of(ranks[instance as usize])] += 1;
+                kept[self.node_of(ranks[instance as usize])] += 1;
             }
             let free = &mut free[class(rank) * nodes..][..nodes];
             let served = |node: usize| -> u64 {
@@ -142,7 +138,7 @@ impl<'a> Near<'a> {
     /// Fills the ranks that are still free with the groups that are left.
     fn rest(&self, groups: Vec<Option<Group>>, slots: &[usize], by_rank: &mut [Option<Group>]) {
         // There are as many of both for each number of slots and node.
-        let class = |rank: usize| (slots[rank], self.topology.node_of(rank), rank);
+        let class = |rank: usize| (slots[rank], self.node_of(rank), rank);
         let free = (0..slots.len()).filter(|&rank| by_rank[rank].is_none());
         let mut free: Vec<usize> = free.collect();
         free.sort_unstable_by_key(|&rank| class(rank));

@@ -83,8 +83,8 @@ impl Repair<'_> {
                 let best = (0..open.len()).max_by_key(|&i| {
                     let (rank, room) = (open[i], flow.room(open[i]));
                     let taken = left.min(room);
-                    let here = self.near.on_node(&mut unserved, rank).copied();
-                    let served = here.map_or(0, |here| here.min(taken));
+                    let here = unserved.get(self.near.node_of(rank));
+                    let served = here.map_or(0, |&here| here.min(taken));
                     (taken, served, room, Reverse(rank))
                 });
                 let Some(rank) = best.map(|i| open.swap_remove(i)) else {
@@ -98,7 +98,7 @@ impl Repair<'_> {
                 }
                 flow.add(rank, expert);
                 added = true;
-                if let Some(here) = self.near.on_node(&mut unserved, rank) {
+                if let Some(here) = unserved.get_mut(self.near.node_of(rank)) {
                     *here = here.saturating_sub(left - flow.left(expert as usize));
                 }
                 if usable(flow, rank) {

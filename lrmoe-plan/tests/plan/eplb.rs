@@ -6,15 +6,15 @@ use rand::{RngExt, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 
 /// A model on a cluster; every rank has as many slots.
-struct Shape {
-    layers: u64,
-    experts: usize,
-    slots: usize,
-    ranks: usize,
-    nodes: usize,
+pub(crate) struct Shape {
+    pub(crate) layers: u64,
+    pub(crate) experts: usize,
+    pub(crate) slots: usize,
+    pub(crate) ranks: usize,
+    pub(crate) nodes: usize,
 }
 
-const SHAPES: [Shape; 2] = [
+pub(crate) const SHAPES: [Shape; 2] = [
     Shape {
         layers: 48,
         experts: 128,
@@ -34,14 +34,14 @@ const SHAPES: [Shape; 2] = [
 /// Pairs of one source rank.
 const PAIRS: f64 = 32_768.0;
 
-fn popularity(experts: usize, exponent: f64, rng: &mut ChaCha8Rng) -> Vec<f64> {
+pub(crate) fn popularity(experts: usize, exponent: f64, rng: &mut ChaCha8Rng) -> Vec<f64> {
     let mut weights: Vec<f64> = (1..=experts).map(|i| (i as f64).powf(-exponent)).collect();
     weights.shuffle(rng);
     weights
 }
 
 /// Counts of all source ranks, which differ from the popularity and among themselves by up to a fifth.
-fn loads(ranks: usize, popularity: &[f64], rng: &mut ChaCha8Rng) -> Loads {
+pub(crate) fn loads(ranks: usize, popularity: &[f64], rng: &mut ChaCha8Rng) -> Loads {
     let sum: f64 = popularity.iter().sum();
     let counts = Array2::from_shape_fn((ranks, popularity.len()), |(_, e)| {
         (PAIRS * popularity[e] / sum * rng.random_range(0.8..1.2)) as u32
@@ -124,16 +124,16 @@ fn largest_loads(by_rank: &[Vec<(usize, f64)>], per_expert: &[u32]) -> (f64, u64
 }
 
 /// What is compared on one layer.
-struct Layer {
-    mean: u64,
+pub(crate) struct Layer {
+    pub(crate) mean: u64,
     /// Largest rank loads of replicate + pack, without and with hierarchy.
-    theirs: Vec<(f64, u64)>,
+    pub(crate) theirs: Vec<(f64, u64)>,
     /// Largest rank load of the policy.
-    ours: u64,
+    pub(crate) ours: u64,
 }
 
 /// All layers of a model, each with popular experts of its own.
-fn layers(shape: &Shape, exponent: f64, policy: &dyn PlacementPolicy) -> Vec<Layer> {
+pub(crate) fn layers(shape: &Shape, exponent: f64, policy: &dyn PlacementPolicy) -> Vec<Layer> {
     let &Shape {
         layers,
         experts,
@@ -177,35 +177,6 @@ fn no_worse_than_replicate_and_pack_on_any_layer() {
                     assert!(layer.ours as f64 <= equal.ceil() && layer.ours <= exact);
                 }
             }
-        }
-    }
-}
-
-/// Run with `--ignored --nocapture`: largest over mean rank load, averaged over the layers.
-#[test]
-#[ignore = "prints figures"]
-fn figures() {
-    for shape in &SHAPES {
-        for exponent in [0.5, 1.0, 1.2] {
-            let layers = layers(shape, exponent, &Lrmoe::default());
-            let ratio = |largest: &dyn Fn(&Layer) -> f64| {
-                let ratios = layers
-                    .iter()
-                    .map(|layer| largest(layer) / layer.mean as f64);
-                ratios.sum::<f64>() / layers.len() as f64
-            };
-            println!(
-                "{} experts, {} slots, {} ranks, zipf {exponent}: flat {:.4} (exact {:.4}), \
-                 hierarchical {:.4} (exact {:.4}), ours {:.4}",
-                shape.experts,
-                shape.slots,
-                shape.ranks,
-                ratio(&|layer| layer.theirs[0].0),
-                ratio(&|layer| layer.theirs[0].1 as f64),
-                ratio(&|layer| layer.theirs[1].0),
-                ratio(&|layer| layer.theirs[1].1 as f64),
-                ratio(&|layer| layer.ours as f64),
-            );
         }
     }
 }

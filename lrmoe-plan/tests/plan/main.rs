@@ -4,6 +4,7 @@ mod case;
 mod checker;
 mod cost;
 mod eplb;
+mod figures;
 mod lrmoe;
 mod memory;
 mod model;
