@@ -1,7 +1,19 @@
 //! Behaviour of the plan, against plain oracles.
 
+mod brute;
+mod case;
+mod checker;
 mod cost;
+mod eplb;
+mod figures;
+mod lrmoe;
 mod memory;
+mod model;
+mod optimum;
 mod oracle;
 mod placement;
+mod plan;
+mod policies;
+mod promises;
 mod quotas;
+mod request;
