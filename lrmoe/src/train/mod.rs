@@ -5,6 +5,7 @@ mod compare;
 mod log;
 mod rank;
 mod record;
+mod trace;
 mod world;
 
 pub use checkpoint::{Checkpoint, CheckpointError};
