@@ -38,6 +38,9 @@ pub enum Error {
     /// From a checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] crate::train::CheckpointError),
+    /// From a routing trace.
+    #[error(transparent)]
+    Trace(#[from] crate::trace::TraceError),
     /// A per-rank setting of another length than the number of ranks.
     #[error("{what} has {len} entries for {ranks} ranks")]
     PerRank {

@@ -59,6 +59,7 @@ pub mod model;
 pub mod policy;
 pub mod progress;
 pub mod text;
+pub mod trace;
 pub mod train;
 
 /// The examples of the README.

@@ -269,21 +269,29 @@ impl Reader<'_> {
     }
 }
 
-/// Writes beside `path` under a temporary name, syncs and renames. Who may read it is up to the umask, as for other files.
+/// Writes beside `path` under a temporary name, syncs and renames.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let folder = path
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.tempfile_in(folder).map_err(Error::io(folder))?;
+    let mut file = temporary_beside(path).map_err(Error::io(folder_of(path)))?;
     file.write_all(bytes)
         .and_then(|()| file.as_file().sync_all())
         .map_err(Error::io(path))?;
     file.persist(path).map_err(|e| Error::io(path)(e.error))?;
     Ok(())
+}
+
+/// A file in the folder of `path`, to be renamed to it. Who may read it is up to the umask, as for other files.
+pub(crate) fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(folder_of(path))
+}
+
+/// The folder that holds `path`.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    path.parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]

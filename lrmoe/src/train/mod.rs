@@ -5,9 +5,11 @@ mod compare;
 mod log;
 mod rank;
 mod record;
+mod trace;
 mod world;
 
 pub use checkpoint::{Checkpoint, CheckpointError};
+pub(crate) use checkpoint::{folder_of, temporary_beside};
 pub use compare::{Comparison, Outcome, compare};
 pub use record::{LayerRecord, StepRecord};
 pub use world::{Observer, train};
