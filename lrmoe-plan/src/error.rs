@@ -81,18 +81,18 @@ pub enum Error {
         /// The values allowed.
         range: &'static str,
     },
-    /// A rank whose memory cannot hold its slots and one chunk of rows.
+    /// Memory that cannot hold every expert and the forward pass.
     #[error(
-        "budget of {budget} bytes on rank {rank} is {missing} bytes short: the smallest that works is {smallest} bytes"
+        "budget of {budget} bytes on rank {rank} is {missing} bytes short: the smallest that works on every rank is {smallest} bytes"
     )]
     BudgetTooSmall {
-        /// The rank.
+        /// The rank that lacks most.
         rank: usize,
         /// Its budget in bytes.
         budget: u64,
-        /// Bytes missing.
+        /// Bytes that it lacks.
         missing: u64,
-        /// The smallest budget of this rank that works, in bytes.
+        /// The smallest budget in bytes that works if every rank has it.
         smallest: u64,
     },
     /// A name that stands for nothing.

@@ -64,13 +64,16 @@
 
 #![forbid(unsafe_code)]
 
+mod arithmetic;
 mod cluster;
 mod cost;
 mod error;
 mod flow;
 mod loads;
 mod memory;
+mod model;
 mod placement;
+mod plan;
 mod policy;
 mod quota;
 mod topology;
@@ -79,8 +82,10 @@ pub use cluster::{ClusterSpec, Link};
 pub use cost::{ModelledSeconds, StepWork, modelled_seconds};
 pub use error::Error;
 pub use loads::Loads;
-pub use memory::{ExpertShape, Memory, MemoryModel, Stash};
+pub use memory::{Memory, MemoryModel, Stash};
+pub use model::{ExpertShape, ModelSpec};
 pub use placement::Placement;
+pub use plan::{Constraint, Plan, PlanRequest, RankPlan, plan};
 pub use policy::{
     Fixed, Lrmoe, PlacementPolicy, PlacementRequest, Symi, symi_capacity, symi_replicas,
 };

@@ -1,81 +1,83 @@
 use std::fmt;
+use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
+use crate::arithmetic::{product, sum};
 use crate::error::expect;
 use crate::policy::enough_slots;
-use crate::{Error, Placement};
+use crate::{Error, ExpertShape, Placement};
 
 const F32: u64 = 4;
-
-/// Size of one expert.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertShape {
-    /// Model width D.
-    pub width: usize,
-    /// Hidden width F.
-    pub hidden: usize,
-    /// Whether there is a gate projection besides up and down.
-    pub gated: bool,
-    /// Bytes of one element of weights, gradients and rows.
-    pub bytes: usize,
-}
-
-impl ExpertShape {
-    /// Weights of one expert: gate (if gated), up and down, D * F each.
-    pub fn parameters(&self) -> u64 {
-        product(&[self.matrices(), self.width as u64, self.hidden as u64])
-    }
-
-    /// Projections of one expert: 3 gated, 2 plain.
-    pub fn matrices(&self) -> u64 {
-        if self.gated { 3 } else { 2 }
-    }
-
-    /// Bytes of one expert's weights.
-    pub fn weight_bytes(&self) -> u64 {
-        product(&[self.parameters(), self.bytes as u64])
-    }
-
-    /// Bytes of one expert's weight gradients, held in the type of the weights.
-    pub fn gradient_bytes(&self) -> u64 {
-        self.weight_bytes()
-    }
-
-    /// Bytes of one slot: weights and gradients.
-    pub fn slot_bytes(&self) -> u64 {
-        sum(&[self.weight_bytes(), self.gradient_bytes()])
-    }
-
-    /// Bytes of one row in the forward pass: the row as it is sent, received, grouped by instance and put out (D each), and
-    /// 32 bytes for its squared norm in the same four places.
-    pub fn forward_row_bytes(&self) -> u64 {
-        self.row_bytes(4, 0, 32)
-    }
-
-    /// Bytes of one retained row in the backward pass: rows as they are sent and received, x, dy and dx (D each), the input of the
-    /// down projection and the gradients of the pre-activations (F each), and 24 bytes for its gate weight and weight.
-    pub fn backward_row_bytes(&self) -> u64 {
-        self.row_bytes(5, self.matrices(), 24)
-    }
-
-    fn row_bytes(&self, widths: u64, hiddens: u64, extra: u64) -> u64 {
-        let elements = sum(&[
-            product(&[widths, self.width as u64]),
-            product(&[hiddens, self.hidden as u64]),
-        ]);
-        sum(&[product(&[elements, self.bytes as u64]), extra])
-    }
-}
+/// Expert id, gate weight, squared norm and score of a pair.
+const PAIR_BYTES: u64 = 16;
+/// Squared norm of a row in the four places where the forward pass holds the row.
+const FORWARD_SCALARS: u64 = 32;
+/// Gate weight and selection weight of a row in the three places where the backward pass holds the row.
+const BACKWARD_SCALARS: u64 = 24;
 
 /// What the forward pass leaves in memory for the backward pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+///
+/// | | at the pair's source | at its instance | sent backward |
+/// |---|---|---|---|
+/// | `recompute` | x of every token | | x and dy of retained pairs |
+/// | `stash` | | x and pre-activations of all pairs | dy of retained pairs |
+/// | `forward-select` | | x and pre-activations of retained pairs, which are chosen in the forward pass | dy of retained pairs |
+///
+/// Pre-activations are the outputs of gate (if gated) and up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Stash {
-    /// x at the source, once per token, and the squared norm of the down projection's input per pair.
+    /// Rows are sent again and pre-activations recomputed.
     #[default]
     Recompute,
+    /// Everything is kept where it was computed.
+    #[serde(rename = "stash")]
+    Full,
+    /// What the backward pass needs is kept where it was computed.
+    ForwardSelect,
+}
+
+impl fmt::Display for Stash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Recompute => "recompute",
+            Self::Full => "stash",
+            Self::ForwardSelect => "forward-select",
+        })
+    }
+}
+
+impl FromStr for Stash {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        match name {
+            "recompute" => Ok(Self::Recompute),
+            "stash" => Ok(Self::Full),
+            "forward-select" => Ok(Self::ForwardSelect),
+            _ => Err(Error::UnknownName {
+                what: "stash mode",
+                name: name.to_owned(),
+                expected: "recompute, stash, forward-select",
+            }),
+        }
+    }
 }
 
 /// What a rank's memory depends on, besides where experts live and how many rows there are.
+///
+/// B is the bytes of an element, P the pre-activations of an expert: 2 F gated, F plain.
+///
+/// | term of [`Memory`] | bytes |
+/// |---|---|
+/// | placement, replicas | slots * 2 * 3 D F B (gated) or slots * 2 * 2 D F B (plain): weights and gradients |
+/// | forward buffers | min(forward rows, chunk rows) * [`forward_row_bytes`](Self::forward_row_bytes) |
+/// | backward buffers | retained rows * [`backward_row_bytes`](Self::backward_row_bytes) |
+/// | stash | [`stash_bytes`](Self::stash_bytes) |
+/// | optimizer | [`optimizer_bytes`](Self::optimizer_bytes) |
+/// | fixed | `fixed` |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryModel {
     /// Size of an expert.
@@ -84,7 +86,7 @@ pub struct MemoryModel {
     pub top_k: usize,
     /// Tokens per rank.
     pub tokens: usize,
-    /// Rows that a rank processes at a time in the forward pass.
+    /// Rows that a rank processes at a time in the forward pass; `u64::MAX` for all of them at once.
     pub chunk_rows: u64,
     /// What the forward pass leaves.
     pub stash: Stash,
@@ -95,7 +97,7 @@ pub struct MemoryModel {
 }
 
 /// Memory of one rank by what it is for, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     /// Weights and gradients of instances that are their expert's first.
     pub placement: u64,
@@ -127,6 +129,11 @@ impl Memory {
         ]
     }
 
+    /// Token buffers of both passes.
+    pub fn token_buffers(&self) -> u64 {
+        sum(&[self.forward_buffers, self.backward_buffers])
+    }
+
     /// Sum of all parts.
     pub fn total(&self) -> u64 {
         sum(&self.parts().map(|(_, bytes)| bytes))
@@ -144,23 +151,71 @@ impl fmt::Display for Memory {
 }
 
 impl MemoryModel {
-    /// Bytes of what the forward pass of one rank leaves: D elements per token; expert id, gate weight and squared norm per pair; D elements more per pair
-    /// where outputs are kept.
-    pub fn stash_bytes(&self) -> u64 {
-        let (tokens, top_k) = (self.tokens as u64, self.top_k as u64);
-        let row = product(&[self.shape.width as u64, self.shape.bytes as u64]);
-        let outputs = if self.keeps_outputs {
-            product(&[tokens, top_k, row])
-        } else {
-            0
+    /// Bytes of one row in the forward pass: the row as it is sent, received, grouped by instance and put out (D each), and
+    /// 8 bytes for its squared norm in each of these places.
+    pub fn forward_row_bytes(&self) -> u64 {
+        sum(&[self.shape.row_bytes(4, 0), FORWARD_SCALARS])
+    }
+
+    /// Bytes of one retained row in the backward pass.
+    ///
+    /// - `recompute`, `stash`: rows as they are sent and received, x, dy and dx (D each), the input of the down projection and the
+    ///   gradients of the pre-activations (F + P). With `stash`, x and the pre-activations are gathered from the stash.
+    /// - `forward-select`: rows as they are sent and received, dy and dx (D each) and the input of the down projection (F). x is
+    ///   read where the stash has it, and the gradients take the place of the pre-activations there.
+    /// - 8 bytes for gate weight and selection weight in each of three places.
+    pub fn backward_row_bytes(&self) -> u64 {
+        let row = match self.stash {
+            Stash::Recompute | Stash::Full => self.shape.row_bytes(5, self.shape.matrices()),
+            Stash::ForwardSelect => self.shape.row_bytes(4, 1),
         };
-        match self.stash {
-            Stash::Recompute => sum(&[
-                product(&[tokens, row]),
-                product(&[tokens, top_k, 16]),
-                outputs,
+        sum(&[row, BACKWARD_SCALARS])
+    }
+
+    /// Bytes of what the forward pass leaves on one rank that computes `forward_rows` rows, `retained_rows` of which run backward.
+    ///
+    /// - Expert id, gate weight, squared norm and score of each of the rank's `tokens * top_k` pairs: 16 bytes.
+    /// - `recompute`: x of each of the rank's tokens (D elements).
+    /// - `stash`: x and pre-activations of each forward row (D + P).
+    /// - `forward-select`: the same of each retained row.
+    /// - Where outputs are kept: the output row of each of the rank's pairs (D).
+    pub fn stash_bytes(&self, forward_rows: u64, retained_rows: u64) -> u64 {
+        let (tokens, top_k) = (self.tokens as u64, self.top_k as u64);
+        let row = self.shape.row_bytes(1, 0);
+        let outputs = if self.keeps_outputs { row } else { 0 };
+        let kept = match self.stash {
+            Stash::Recompute => product(&[tokens, row]),
+            Stash::Full | Stash::ForwardSelect => sum(&[
+                product(&[forward_rows, self.stash_per_forward_row()]),
+                product(&[retained_rows, self.stash_per_retained_row()]),
             ]),
+        };
+        sum(&[product(&[tokens, top_k, sum(&[PAIR_BYTES, outputs])]), kept])
+    }
+
+    /// Bytes that one more forward row adds to the stash.
+    pub(crate) fn stash_per_forward_row(&self) -> u64 {
+        match self.stash {
+            Stash::Full => self.stash_row_bytes(),
+            Stash::Recompute | Stash::ForwardSelect => 0,
         }
+    }
+
+    /// Bytes that one more retained row adds to the stash.
+    fn stash_per_retained_row(&self) -> u64 {
+        match self.stash {
+            Stash::ForwardSelect => self.stash_row_bytes(),
+            Stash::Recompute | Stash::Full => 0,
+        }
+    }
+
+    fn stash_row_bytes(&self) -> u64 {
+        self.shape.row_bytes(1, self.shape.matrices() - 1)
+    }
+
+    /// Bytes that one more retained row takes in buffers and stash.
+    pub fn retained_row_bytes(&self) -> u64 {
+        sum(&[self.backward_row_bytes(), self.stash_per_retained_row()])
     }
 
     /// Bytes of the optimizer state of one rank: master weights and two moments in f32 of all experts, divided
@@ -190,23 +245,21 @@ impl MemoryModel {
         let firsts = here
             .filter(|&i| placement.instances_of(placement.expert_of(i))[0] as usize == i)
             .count() as u64;
-        let shape = &self.shape;
+        let slot = self.shape.slot_bytes();
+        let chunk = forward_rows.min(self.chunk_rows);
         Memory {
-            placement: product(&[firsts, shape.slot_bytes()]),
-            replicas: product(&[slots - firsts, shape.slot_bytes()]),
-            forward_buffers: product(&[
-                forward_rows.min(self.chunk_rows),
-                shape.forward_row_bytes(),
-            ]),
-            backward_buffers: product(&[retained_rows, shape.backward_row_bytes()]),
-            stash: self.stash_bytes(),
+            placement: product(&[firsts, slot]),
+            replicas: product(&[slots - firsts, slot]),
+            forward_buffers: product(&[chunk, self.forward_row_bytes()]),
+            backward_buffers: product(&[retained_rows, self.backward_row_bytes()]),
+            stash: self.stash_bytes(forward_rows, retained_rows),
             optimizer: self.optimizer_bytes(placement.experts(), placement.ranks()),
             fixed: self.fixed,
         }
     }
 
-    /// The most retained rows that each rank can hold within its budget in bytes, `[ranks]`, when its slots are
-    /// full and the forward pass runs in whole chunks.
+    /// The most retained rows that each rank can hold within its budget in bytes, `[ranks]`, whatever the loads: its
+    /// slots are full, and all pairs of the layer, `ranks * tokens * top_k`, may run forward on it.
     ///
     /// # Errors
     ///
@@ -224,35 +277,65 @@ impl MemoryModel {
             return Err(Error::NoRanks);
         }
         enough_slots(experts, slots)?;
+        let ranks = slots.len();
+        let pairs = product(&[ranks as u64, self.tokens as u64, self.top_k as u64]);
         let same_everywhere = sum(&[
-            product(&[self.chunk_rows, self.shape.forward_row_bytes()]),
-            self.stash_bytes(),
-            self.optimizer_bytes(experts, slots.len()),
-            self.fixed,
+            self.without_rows(0, experts, ranks),
+            product(&[pairs.min(self.chunk_rows), self.forward_row_bytes()]),
+            product(&[pairs, self.stash_per_forward_row()]),
         ]);
-        let capacity = |(rank, (&slots, &budget)): (usize, (&u32, &u64))| {
-            let held = product(&[slots.into(), self.shape.slot_bytes()]);
-            let smallest = sum(&[held, same_everywhere]);
-            match budget.checked_sub(smallest) {
-                Some(left) => Ok(left / self.shape.backward_row_bytes()),
-                None => Err(Error::BudgetTooSmall {
-                    rank,
-                    budget,
-                    missing: smallest - budget,
-                    smallest,
-                }),
-            }
+        let needed = |slots: u32| {
+            sum(&[
+                same_everywhere,
+                product(&[slots.into(), self.shape.slot_bytes()]),
+            ])
         };
-        slots.iter().zip(budget).enumerate().map(capacity).collect()
+        let needed: Vec<u64> = slots.iter().map(|&slots| needed(slots)).collect();
+        within_budget(&needed, budget)?;
+        let row = self.retained_row_bytes();
+        Ok(needed
+            .iter()
+            .zip(budget)
+            .map(|(n, b)| (b - n) / row)
+            .collect())
+    }
+
+    /// Bytes of a rank that computes no rows.
+    pub(crate) fn without_rows(&self, slots: u32, experts: usize, ranks: usize) -> u64 {
+        sum(&[
+            product(&[slots.into(), self.shape.slot_bytes()]),
+            self.stash_bytes(0, 0),
+            self.optimizer_bytes(experts, ranks),
+            self.fixed,
+        ])
     }
 }
 
-/// A product that stays at `u64::MAX` when it exceeds it.
-fn product(factors: &[u64]) -> u64 {
-    factors.iter().fold(1, |a, &b| a.saturating_mul(b))
+/// Checks that every rank gets the bytes that it needs.
+fn within_budget(needed: &[u64], budget: &[u64]) -> Result<(), Error> {
+    if needed
+        .iter()
+        .zip(budget)
+        .any(|(needed, budget)| needed > budget)
+    {
+        return Err(budget_too_small(needed, budget));
+    }
+    Ok(())
 }
 
-/// A sum that stays at `u64::MAX` when it exceeds it.
-fn sum(terms: &[u64]) -> u64 {
-    terms.iter().fold(0, |a, &b| a.saturating_add(b))
+/// Names the rank that lacks most, the first of equals, and what would do for all ranks.
+///
+/// # Panics
+///
+/// If there are no ranks.
+pub(crate) fn budget_too_small(needed: &[u64], budget: &[u64]) -> Error {
+    let missing = |rank: usize| needed[rank].saturating_sub(budget[rank]);
+    let rank = (0..needed.len()).rev().max_by_key(|&rank| missing(rank));
+    let rank = rank.expect("a layer has ranks");
+    Error::BudgetTooSmall {
+        rank,
+        budget: budget[rank],
+        missing: missing(rank),
+        smallest: needed.iter().copied().fold(0, u64::max),
+    }
 }

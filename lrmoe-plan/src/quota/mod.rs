@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use lrmoe_metric::Profile;
+use serde::Serialize;
 
 use crate::error::expect;
 use crate::flow::{Flow, fits};
@@ -17,7 +18,7 @@ use apportion::apportion;
 const SLICES: u64 = 64;
 
 /// Quotas: how many of each expert's pairs, over all ranks, run backward, `[experts]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Quotas(Vec<u32>);
 
 impl Quotas {
@@ -118,15 +119,20 @@ impl QuotaRequest<'_> {
         if let Some(profile) = self.profile {
             expect("experts of the profile", experts, profile.experts())?;
         }
-        if !(0.0..=1.0).contains(&self.retention) {
-            return Err(Error::OutOfRange {
-                what: "retention",
-                value: self.retention,
-                range: "0 to 1",
-            });
-        }
         Ok(())
     }
+}
+
+/// Pairs that a retention asks for.
+pub(crate) fn wanted(loads: &Loads, retention: f64) -> Result<u64, Error> {
+    if !(0.0..=1.0).contains(&retention) {
+        return Err(Error::OutOfRange {
+            what: "retention",
+            value: retention,
+            range: "0 to 1",
+        });
+    }
+    Ok((retention * f64::from(loads.total())).round() as u64)
 }
 
 /// Divides the retained pairs of a step among the experts.
@@ -154,7 +160,7 @@ pub fn quotas(request: &QuotaRequest<'_>) -> Result<Quotas, Error> {
     request.check()?;
     let loads = request.loads.per_expert();
     let by_rank = request.placement.by_rank();
-    let wanted = (request.retention * f64::from(request.loads.total())).round() as u64;
+    let wanted = wanted(request.loads, request.retention)?;
     let sum = wanted.min(routable(loads, &by_rank, request.capacities));
 
     let profile = request.profile.filter(|profile| !profile.is_empty());

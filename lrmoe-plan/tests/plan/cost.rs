@@ -1,7 +1,7 @@
 //! The cost model against seconds counted by hand.
 
 use lrmoe_plan::ndarray::{Array2, array};
-use lrmoe_plan::{ClusterSpec, Error, ExpertShape, Link, StepWork, modelled_seconds, toml};
+use lrmoe_plan::{ClusterSpec, Error, ExpertShape, Link, Stash, StepWork, modelled_seconds, toml};
 
 const TOML: &str = r#"
 name = "toy"
@@ -15,6 +15,7 @@ inter = { latency_seconds = 2.0, bytes_per_second = 10.0 }
 
 fn work() -> StepWork {
     StepWork {
+        stash: Stash::Recompute,
         instances: vec![1, 2, 1],
         forward_rows: vec![100, 10, 0],
         backward_rows: vec![0, 50, 20],

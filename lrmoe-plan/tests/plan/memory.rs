@@ -49,8 +49,8 @@ fn every_term_by_hand() {
         ..model(true)
     };
     assert_eq!(
-        kept.stash_bytes(),
-        model(true).stash_bytes() + 11 * 3 * 10 * 2
+        kept.stash_bytes(100, 5),
+        model(true).stash_bytes(100, 5) + 11 * 3 * 10 * 2
     );
 }
 

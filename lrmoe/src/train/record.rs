@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lrmoe_comm::Collective;
-use lrmoe_plan::{StepWork, modelled_seconds};
+use lrmoe_plan::{Stash, StepWork, modelled_seconds};
 use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 
@@ -225,6 +225,7 @@ fn modelled(config: &TrainConfig, stats: &LayerStats, ranks: &[&RankStats]) -> R
         Array2::from_shape_fn((ranks.len(), ranks.len()), |(from, to)| of(ranks[from])[to])
     };
     let work = StepWork {
+        stash: Stash::Recompute,
         instances: stats.instances.clone(),
         forward_rows: received(&stats.forward_rows),
         backward_rows: received(&stats.backward_rows),

@@ -1,0 +1,11 @@
+//! Sizes that stay at `u64::MAX` when they exceed it.
+
+/// A product.
+pub(crate) fn product(factors: &[u64]) -> u64 {
+    factors.iter().fold(1, |a, &b| a.saturating_mul(b))
+}
+
+/// A sum.
+pub(crate) fn sum(terms: &[u64]) -> u64 {
+    terms.iter().fold(0, |a, &b| a.saturating_add(b))
+}
