@@ -41,6 +41,9 @@ pub enum Error {
     /// From a routing trace.
     #[error(transparent)]
     Trace(#[from] crate::trace::TraceError),
+    /// From a replay.
+    #[error(transparent)]
+    Replay(#[from] crate::replay::ReplayError),
     /// A per-rank setting of another length than the number of ranks.
     #[error("{what} has {len} entries for {ranks} ranks")]
     PerRank {

@@ -1,5 +1,8 @@
 //! The commands of the program.
 
+mod model;
+mod plan;
+mod replay;
 mod train;
 
 use clap::Subcommand;
@@ -8,12 +11,16 @@ use lrmoe::error::Error;
 #[derive(Subcommand)]
 pub(crate) enum Command {
     Train(train::Train),
+    Replay(replay::Replay),
+    Plan(plan::Plan),
 }
 
 impl Command {
     pub(crate) fn run(self) -> Result<(), Error> {
         match self {
             Self::Train(train) => train.run(),
+            Self::Replay(replay) => replay.run(),
+            Self::Plan(plan) => plan.run(),
         }
     }
 }

@@ -21,6 +21,7 @@ use buffer::Buffer;
 pub use experts::ExpertParameters;
 use experts::Experts;
 pub use state::LayerState;
+pub(crate) use dispatch::rows_between_ranks;
 use stats::Clock;
 pub use stats::{LayerStats, Seconds, Stage, imbalance};
 

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use lrmoe_plan::Stash;
+use lrmoe_plan::{Fixed, Lrmoe, PlacementPolicy, Stash, Symi};
 
 use super::ReplayError;
 
@@ -32,6 +32,17 @@ impl PolicyName {
     /// Whether an expert can have several instances.
     pub fn replicates(self) -> bool {
         self != Self::Fixed
+    }
+
+    /// Who places the experts.
+    pub fn placing(self) -> Box<dyn PlacementPolicy> {
+        match self {
+            Self::Fixed => Box::new(Fixed),
+            Self::FixedReplicas => Box::new(Lrmoe::default()),
+            Self::Symi => Box::new(Symi),
+            Self::FlexMoe => Box::new(Lrmoe::default()),
+            Self::Lrmoe => Box::new(Lrmoe::default()),
+        }
     }
 
     fn name(self) -> &'static str {

@@ -104,7 +104,7 @@ impl<'a> Contest<'a> {
                     short = short.max(Some((held - rules.settings.budget, rank)));
                     continue;
                 };
-                let rows = left / (of_layer(layer, 1).total() - none.total()).max(1);
+                let rows = left / memory.retained_row_bytes();
                 // Rows that are not held at once need no more room than those that are.
                 if rules.held(u64::MAX) > rows {
                     capacities[rank] = rows;

@@ -152,6 +152,50 @@ pub enum ReplayError {
         /// What was refused.
         source: Box<crate::error::Error>,
     },
+    /// A plan that is no JSON, or lacks what is read of it.
+    #[error("{}: {source}", .path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where, and what is wrong.
+        source: serde_json::Error,
+    },
+    /// The placement of an earlier plan does not fit.
+    #[error("{}: {source}", .path.display())]
+    Previous {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: lrmoe_plan::Error,
+    },
+    /// A value of a load matrix that is no count.
+    #[error("{}: line {line}, column {column}: `{value}` must be a whole number from 0 to {}", .path.display(), u32::MAX)]
+    Count {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: u64,
+        /// Column, from 1.
+        column: usize,
+        /// What stands there.
+        value: String,
+    },
+    /// A load matrix that is no CSV, or whose lines differ in length.
+    #[error("{}: {source}", .path.display())]
+    Csv {
+        /// The file.
+        path: PathBuf,
+        /// Where, and what is wrong.
+        source: csv::Error,
+    },
+    /// A load matrix that cannot be planned for.
+    #[error("{}: {source}", .path.display())]
+    Loads {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: lrmoe_plan::Error,
+    },
     /// From a trace.
     #[error(transparent)]
     Trace(#[from] TraceError),

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use lrmoe_metric::{Draw, Profile};
 use lrmoe_plan::{
-    Fixed, FixedReplicas, FlexMoe, Loads, Lrmoe, ModelledSeconds, Placement, PlacementPolicy,
-    QuotaRequest, Quotas, Stash, StepWork, Symi, modelled_seconds, quotas,
+    Fixed, Loads, ModelledSeconds, Placement, QuotaRequest, Quotas, Stash, StepWork,
+    modelled_seconds, quotas,
 };
 use lrmoe_route::{RoutingTable, route};
 use ndarray::{Array2, Axis};
@@ -76,7 +76,7 @@ impl Layer {
             PolicyName::FixedReplicas => history,
             _ => &even,
         };
-        let placement = placing(rules.policy()).place(&rules.request(loads, &contiguous))?;
+        let placement = rules.policy().placing().place(&rules.request(loads, &contiguous))?;
         let symi = match rules.policy() {
             PolicyName::Symi => Some(SymiCapacity::new(
                 rules.settings.capacity_factor,
@@ -229,7 +229,7 @@ impl Layer {
         if rules.is_static() {
             return Ok(self.placement.clone());
         }
-        Ok(placing(rules.policy()).place(&rules.request(loads, &self.placement))?)
+        Ok(rules.policy().placing().place(&rules.request(loads, &self.placement))?)
     }
 
     fn work(
@@ -259,6 +259,7 @@ impl Layer {
             backward: backward.bytes,
             update,
             step: StepWork {
+                stash: rules.stash(),
                 instances: instances.collect(),
                 forward_rows: received(&forward_rows),
                 backward_rows: received(backward_rows),
@@ -288,20 +289,11 @@ fn balanced(work: &StepWork, rules: &Rules<'_>) -> StepWork {
     let evenly = |bytes| traffic::evenly(bytes, &rules.topology);
     let instances: u32 = work.instances.iter().sum();
     StepWork {
+        stash: work.stash,
         instances: vec![instances / work.instances.len() as u32; work.instances.len()],
         forward_rows: even(&work.forward_rows),
         backward_rows: even(&work.backward_rows),
         exchanges: work.exchanges.iter().map(evenly).collect(),
         delivery: evenly(&work.delivery),
-    }
-}
-
-fn placing(policy: PolicyName) -> Box<dyn PlacementPolicy> {
-    match policy {
-        PolicyName::Fixed => Box::new(Fixed),
-        PolicyName::FixedReplicas => Box::new(FixedReplicas),
-        PolicyName::Symi => Box::new(Symi),
-        PolicyName::FlexMoe => Box::new(FlexMoe::default()),
-        PolicyName::Lrmoe => Box::new(Lrmoe::default()),
     }
 }

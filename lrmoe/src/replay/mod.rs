@@ -12,11 +12,14 @@
 //!
 //! Steps depend on each other by the placement and by the profile of scores alone. One step is in memory at a time.
 
+mod chart;
 mod contender;
 mod contest;
 mod error;
 mod header;
 mod layer;
+mod loads;
+mod page;
 mod report;
 mod retained;
 mod rules;
@@ -38,7 +41,9 @@ use source::Multiples;
 
 pub use contender::{Buffering, Contender, PolicyName};
 pub use error::ReplayError;
-pub use report::{Header, MemoryParts, MemoryReport, Point, PolicyReport, Report, Seconds};
+pub use loads::read_loads;
+pub use page::page;
+pub use report::{Header, MemoryParts, MemoryReport, Point, PolicyReport, Report};
 pub use settings::{Model, Settings};
 pub use source::Source;
 pub use traffic::LinkBytes;

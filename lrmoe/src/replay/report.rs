@@ -1,6 +1,6 @@
 //! What a replay found.
 
-use lrmoe_plan::ClusterSpec;
+use lrmoe_plan::{ClusterSpec, ModelledSeconds};
 use serde::Serialize;
 
 use super::traffic::LinkBytes;
@@ -96,8 +96,8 @@ pub struct PolicyReport {
     pub worst_load_max_over_mean: f64,
     /// Modelled time of the MoE layers in a step, mean over steps.
     pub modelled_step_seconds: f64,
-    /// Its parts.
-    pub modelled_seconds: Seconds,
+    /// Its parts; gradients to the optimizer's shards are in the exchange.
+    pub modelled_seconds: ModelledSeconds,
     /// Modelled time if the same rows and bytes lay evenly on ranks and links, over the modelled time.
     pub share_of_balanced: f64,
     /// Bytes between ranks in a forward pass, all ranks together, mean over steps.
@@ -191,35 +191,6 @@ impl MemoryParts {
     pub(super) fn over(mut self, steps: u64) -> Self {
         self.each().into_iter().for_each(|part| *part /= steps);
         self
-    }
-}
-
-/// Modelled seconds of the MoE layers in a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Seconds {
-    /// GEMMs of the forward pass.
-    pub forward: f64,
-    /// GEMMs of the backward pass.
-    pub backward: f64,
-    /// All-to-alls of rows, and gradients to the optimizer's shards.
-    pub exchange: f64,
-    /// Weights to the next placement.
-    pub delivery: f64,
-}
-
-impl Seconds {
-    /// Sum of the parts: nothing overlaps.
-    pub fn total(&self) -> f64 {
-        self.forward + self.backward + self.exchange + self.delivery
-    }
-
-    pub(super) fn over(&self, steps: f64) -> Self {
-        Self {
-            forward: self.forward / steps,
-            backward: self.backward / steps,
-            exchange: self.exchange / steps,
-            delivery: self.delivery / steps,
-        }
     }
 }
 

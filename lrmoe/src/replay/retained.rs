@@ -89,7 +89,7 @@ impl<'a> Recorded<'a> {
     pub(super) fn first(&self, kept: &Loads) -> Retained {
         let mut left = kept.counts().to_owned();
         let kept = (0..self.pairs.len()).filter(|&pair| {
-            let Some(expert) = self.pairs.expert(pair) else {
+            let Some(expert) = self.expert(pair) else {
                 return false;
             };
             let left = &mut left[[self.rank_of(pair), expert]];
@@ -100,6 +100,11 @@ impl<'a> Recorded<'a> {
         self.retained(kept)
     }
 
+    /// `None` for a masked pair.
+    fn expert(&self, pair: usize) -> Option<usize> {
+        usize::try_from(self.pairs.expert_ids()[pair]).ok()
+    }
+
     fn rank_of(&self, pair: usize) -> usize {
         pair * self.ranks / self.pairs.len()
     }
@@ -108,12 +113,12 @@ impl<'a> Recorded<'a> {
         let mut counts = Array2::zeros((self.ranks, self.pairs.experts()));
         let mut sum = 0.0;
         for pair in kept {
-            if let Some(expert) = self.pairs.expert(pair) {
+            if let Some(expert) = self.expert(pair) {
                 counts[[self.rank_of(pair), expert]] += 1;
                 sum += f64::from(self.values[pair]);
             }
         }
-        let all = (0..self.pairs.len()).filter(|&pair| self.pairs.expert(pair).is_some());
+        let all = (0..self.pairs.len()).filter(|&pair| self.expert(pair).is_some());
         let all: f64 = all.map(|pair| f64::from(self.values[pair])).sum();
         Retained {
             counts,

@@ -3,7 +3,7 @@
 use lrmoe_plan::{Memory, ModelledSeconds};
 
 use super::layer::{Forward, LayerStep};
-use super::report::{MemoryParts, MemoryReport, PolicyReport, Point, Seconds};
+use super::report::{MemoryParts, MemoryReport, PolicyReport, Point};
 use super::rules::Rules;
 use super::traffic::LinkBytes;
 
@@ -42,8 +42,15 @@ impl RankMemory {
     }
 }
 
+const NO_TIME: ModelledSeconds = ModelledSeconds {
+    forward: 0.0,
+    backward: 0.0,
+    exchange: 0.0,
+    delivery: 0.0,
+};
+
 /// Sums over the steps of one contender.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Totals {
     steps: u64,
     peak: MemoryParts,
@@ -58,7 +65,7 @@ pub(super) struct Totals {
     load_sum: f64,
     load_worst: f64,
     loads: u64,
-    seconds: Seconds,
+    seconds: ModelledSeconds,
     balanced: f64,
     pairs: u64,
     dropped: u64,
@@ -66,8 +73,36 @@ pub(super) struct Totals {
     contribution: f64,
     contributions: u64,
     planning: f64,
-    planned: u64,
     points: Vec<Point>,
+}
+
+impl Default for Totals {
+    fn default() -> Self {
+        Self {
+            steps: 0,
+            peak: MemoryParts::default(),
+            sum: MemoryParts::default(),
+            peak_without_stash: 0,
+            sum_without_stash: 0,
+            optimizer: 0,
+            needed: 0,
+            forward: LinkBytes::default(),
+            backward: LinkBytes::default(),
+            update: LinkBytes::default(),
+            load_sum: 0.0,
+            load_worst: 0.0,
+            loads: 0,
+            seconds: NO_TIME,
+            balanced: 0.0,
+            pairs: 0,
+            dropped: 0,
+            left_out: 0,
+            contribution: 0.0,
+            contributions: 0,
+            planning: 0.0,
+            points: Vec::new(),
+        }
+    }
 }
 
 impl Totals {
@@ -94,7 +129,7 @@ impl Totals {
             self.loads += 1;
             point.load_max_over_mean += load / layers.len() as f64;
             point.modelled_seconds += scale * layer.seconds.total();
-            self.seconds.add(&layer.seconds, scale);
+            self.seconds = add(&self.seconds, &layer.seconds, scale);
             self.balanced += scale * layer.balanced.total();
             self.forward += layer.forward;
             self.backward += layer.backward;
@@ -103,7 +138,6 @@ impl Totals {
             self.dropped += layer.dropped;
             self.left_out += layer.left_out;
             self.planning += layer.planning;
-            self.planned += 1;
             if let Some(contribution) = layer.contribution {
                 self.contribution += contribution;
                 self.contributions += 1;
@@ -133,13 +167,12 @@ impl Totals {
 
     pub(super) fn report(self, rules: &Rules<'_>) -> PolicyReport {
         let steps = self.steps;
-        let per_step = |sum: f64| sum / steps as f64;
         let bytes = |sum: LinkBytes| rules.all_layers_of(sum).over(steps);
         let share = |pairs: u64| match self.pairs {
             0 => 0.0,
             all => pairs as f64 / all as f64,
         };
-        let seconds = self.seconds.over(steps as f64);
+        let seconds = add(&NO_TIME, &self.seconds, 1.0 / steps as f64);
         let [forward, backward, update] = [self.forward, self.backward, self.update].map(bytes);
         PolicyReport {
             name: rules.contender.to_string(),
@@ -174,7 +207,7 @@ impl Totals {
             left_out: share(self.left_out),
             contribution_kept: (self.contributions > 0)
                 .then(|| self.contribution / self.contributions as f64),
-            measured_planning_seconds: per_step(self.planning) * steps as f64 / self.planned as f64,
+            measured_planning_seconds: self.planning / self.loads as f64,
             points: self.points,
         }
     }
@@ -189,11 +222,12 @@ fn imbalance(forward: &[u64], backward: &[u64]) -> f64 {
     }
 }
 
-impl Seconds {
-    fn add(&mut self, other: &ModelledSeconds, scale: f64) {
-        self.forward += scale * other.forward;
-        self.backward += scale * other.backward;
-        self.exchange += scale * other.exchange;
-        self.delivery += scale * other.delivery;
+/// `sum + scale * other`, part by part.
+fn add(sum: &ModelledSeconds, other: &ModelledSeconds, scale: f64) -> ModelledSeconds {
+    ModelledSeconds {
+        forward: sum.forward + scale * other.forward,
+        backward: sum.backward + scale * other.backward,
+        exchange: sum.exchange + scale * other.exchange,
+        delivery: sum.delivery + scale * other.delivery,
     }
 }

@@ -8,6 +8,7 @@ mod record;
 mod world;
 
 pub use checkpoint::{Checkpoint, CheckpointError};
+pub use checkpoint::write_atomically;
 pub(crate) use checkpoint::{folder_of, temporary_beside};
 pub use compare::{Comparison, Outcome, compare};
 pub use record::{LayerRecord, StepRecord};
