@@ -81,6 +81,10 @@ pub struct TrainConfig {
     pub resume: bool,
     /// Replace an earlier run in `out`.
     pub overwrite: bool,
+    /// Routing trace to write.
+    pub record_trace: Option<PathBuf>,
+    /// Steps between those of which the trace has every pair; 0 for none.
+    pub record_pairs_every: u32,
     /// Held-out loss at which the run ends, in nats per byte.
     pub target_loss: Option<f32>,
     /// Longest wait for the other ranks, in seconds.
@@ -134,6 +138,7 @@ impl TrainOptions {
             activation: self.activation.unwrap_or(Activation::SwiGlu),
             policy: self.policy(self.policy.unwrap_or(PolicyName::Lrmoe), None)?,
             compare: self.contenders()?,
+            record_trace: self.record_trace()?,
             ranks_per_node: within("ranks-per-node", per_node, 1..=MOST_THREADS)?,
             threads: threads.transpose()?,
             slots: self.slots(ranks, model.experts)?,
@@ -164,6 +169,7 @@ impl TrainOptions {
             )?,
             checkpoint_every: self.checkpoint_every.unwrap_or(100),
             out: self.out.unwrap_or_else(|| "out".into()),
+            record_pairs_every: self.record_pairs_every.unwrap_or(0),
             resume: self.resume,
             overwrite: self.overwrite,
             target_loss: target.transpose()?,
@@ -175,6 +181,17 @@ impl TrainOptions {
             model,
             ranks,
         })
+    }
+
+    fn record_trace(&self) -> Result<Option<PathBuf>, ConfigError> {
+        if self.record_trace.is_some() && self.compare.as_ref().is_some_and(|runs| !runs.is_empty())
+        {
+            return Err(ConfigError::RecordComparison);
+        }
+        if self.record_trace.is_none() && self.record_pairs_every.is_some() {
+            return Err(ConfigError::NoRecord);
+        }
+        Ok(self.record_trace.clone())
     }
 
     fn model(&self) -> Result<ModelConfig, ConfigError> {

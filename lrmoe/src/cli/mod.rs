@@ -3,6 +3,7 @@
 mod model;
 mod plan;
 mod replay;
+mod trace;
 mod train;
 
 use clap::Subcommand;
@@ -13,6 +14,7 @@ pub(crate) enum Command {
     Train(train::Train),
     Replay(replay::Replay),
     Plan(plan::Plan),
+    Trace(trace::Trace),
 }
 
 impl Command {
@@ -21,6 +23,7 @@ impl Command {
             Self::Train(train) => train.run(),
             Self::Replay(replay) => replay.run(),
             Self::Plan(plan) => plan.run(),
+            Self::Trace(trace) => trace.run(),
         }
     }
 }

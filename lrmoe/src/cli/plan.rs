@@ -6,7 +6,7 @@ use clap::Args;
 use lrmoe::config::cluster;
 use lrmoe::error::Error;
 use lrmoe::replay::{PolicyName, ReplayError, read_loads};
-use lrmoe::train::write_atomically;
+use lrmoe::trace::write_file;
 use lrmoe_plan::{
     Fixed, MemoryModel, Placement, PlanRequest, QuotaPolicy, Stash, Topology, plan,
 };
@@ -105,7 +105,7 @@ impl Plan {
         if let Some(path) = &self.json {
             let mut json = serde_json::to_vec_pretty(&plan).expect("a plan has only string keys");
             json.push(b'\n');
-            write_atomically(path, &json)?;
+            write_file(path, &json)?;
         }
         Ok(())
     }

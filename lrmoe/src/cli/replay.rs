@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use lrmoe::config::cluster;
 use lrmoe::error::Error;
 use lrmoe::replay::{Contender, Report, Settings, Source, page, replay};
-use lrmoe::train::write_atomically;
+use lrmoe::trace::write_file;
 use lrmoe_metric::Method;
 use lrmoe_plan::QuotaPolicy;
 
@@ -134,10 +134,10 @@ impl Replay {
         let report = report?;
         println!("{report}");
         if let Some(path) = &self.json {
-            write_atomically(path, &json(&report))?;
+            write_file(path, &json(&report))?;
         }
         if let Some(path) = &self.html {
-            write_atomically(path, page(&report)?.as_bytes())?;
+            write_file(path, page(&report)?.as_bytes())?;
         }
         Ok(())
     }

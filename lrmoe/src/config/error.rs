@@ -104,6 +104,12 @@ pub enum ConfigError {
         /// The text given.
         text: String,
     },
+    /// One trace for several runs.
+    #[error("record-trace takes one run, not a comparison")]
+    RecordComparison,
+    /// Pairs of no trace.
+    #[error("record-pairs-every needs record-trace")]
+    NoRecord,
     /// The same contender twice.
     #[error("{name} is compared with itself")]
     Repeated {

@@ -35,6 +35,14 @@ pub struct TrainOptions {
     /// Replace the results of an earlier run in --out, as soon as this one starts
     #[arg(long)]
     pub(super) overwrite: bool,
+    /// Write how every step routed its pairs as a trace, for `lrmoe trace` and `lrmoe replay`. With --resume it starts at the step the
+    /// run goes on from; `lrmoe trace convert` joins the parts
+    #[arg(long, value_name = "FILE")]
+    pub(super) record_trace: Option<PathBuf>,
+    /// Steps between those of which the trace has every pair: expert, gate weight and, where the policy computes it, score. 0 = none
+    /// [default: 0]
+    #[arg(long, value_name = "STEPS")]
+    pub(super) record_pairs_every: Option<u32>,
 
     /// What runs backward: dropless (every pair), symi (replicas follow popularity, pairs beyond capacity are dropped in
     /// forward too) or lrmoe (all forward, selected pairs backward) [default: lrmoe]
@@ -192,6 +200,8 @@ impl TrainOptions {
             out: self.out.or(other.out),
             resume: self.resume || other.resume,
             overwrite: self.overwrite || other.overwrite,
+            record_trace: self.record_trace.or(other.record_trace),
+            record_pairs_every: self.record_pairs_every.or(other.record_pairs_every),
             policy: self.policy.or(other.policy),
             retention: self.retention.or(other.retention),
             score: self.score.or(other.score),

@@ -95,6 +95,7 @@ impl MoeLayer {
             draw,
             &mut Over(comm),
         )?;
+        self.scores = self.keeps_scores.then_some(scores);
         clock.lap(&mut self.stats.seconds, Stage::Select);
         Ok(selection)
     }

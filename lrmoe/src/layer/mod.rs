@@ -10,7 +10,7 @@ mod stats;
 
 use lrmoe_comm::Collective;
 use lrmoe_kernels::{FfnShape, Workspace};
-use lrmoe_metric::{Pairs, Profile, Selection, SquaredNorm};
+use lrmoe_metric::{Pairs, Profile, Scores, Selection, SquaredNorm};
 use lrmoe_plan::{Fixed, Loads, Placement, PlacementRequest, Quotas, Topology};
 use ndarray::Array2;
 
@@ -119,6 +119,8 @@ pub struct MoeLayer {
     profile: Profile,
     stash: Option<Stash>,
     selection: Option<Selection>,
+    keeps_scores: bool,
+    scores: Option<Scores>,
     loads: Option<Loads>,
     buffers: Buffers,
     workspace: Workspace,
@@ -171,6 +173,8 @@ impl MoeLayer {
             profile: Profile::new(config.experts),
             stash: None,
             selection: None,
+            keeps_scores: false,
+            scores: None,
             loads: None,
             buffers: Buffers::default(),
             workspace: Workspace::new(),
@@ -198,6 +202,17 @@ impl MoeLayer {
     /// Pairs of this rank that ran backward in the last backward pass, with their weights.
     pub fn selection(&self) -> Option<&Selection> {
         self.selection.as_ref()
+    }
+
+    /// Whether the next backward pass keeps the scores of its pairs for `scores`.
+    pub fn keep_scores(&mut self, keep: bool) {
+        self.keeps_scores = keep;
+        self.scores = None;
+    }
+
+    /// Scores of this rank's pairs in the last backward pass, if it computed them and was to keep them.
+    pub fn scores(&self) -> Option<&Scores> {
+        self.scores.as_ref()
     }
 
     /// What the step has done so far.

@@ -1,6 +1,6 @@
 //! What must hold of one step, read or written.
 
-use ndarray::{Array3, ArrayView3, Axis};
+use ndarray::{Array3, ArrayView3};
 
 use super::error::{Fault, Place};
 use super::header::PairRecord;
@@ -36,48 +36,82 @@ pub(super) fn pairs(pairs: &mut PairRecord, experts: usize) -> Located<()> {
     }
 }
 
+/// Tells whether a token's experts exist and differ.
+pub(super) struct Distinct {
+    /// The token, counted from 1, that had each expert last.
+    seen: Vec<u64>,
+    token: u64,
+}
+
+impl Distinct {
+    pub(super) fn new(experts: usize) -> Self {
+        Self {
+            seen: vec![0; experts],
+            token: 0,
+        }
+    }
+
+    /// Checks the next token; the error names the slot. -1 = masked.
+    pub(super) fn check<I: Copy + Into<i64>>(&mut self, ids: &[I]) -> Result<(), (usize, Fault)> {
+        self.token += 1;
+        for (slot, &id) in ids.iter().enumerate() {
+            let expert = id.into();
+            if expert == -1 {
+                continue;
+            }
+            let known = usize::try_from(expert).ok();
+            let Some(seen) = known.and_then(|expert| self.seen.get_mut(expert)) else {
+                let experts = self.seen.len();
+                return Err((slot, Fault::NoSuchExpert { expert, experts }));
+            };
+            if std::mem::replace(seen, self.token) == self.token {
+                return Err((slot, Fault::DuplicateExpert(expert as u32)));
+            }
+        }
+        Ok(())
+    }
+}
+
 fn distinct(ids: ArrayView3<'_, i32>, experts: usize) -> Located<()> {
-    // The token, counted over all layers from 1, that had the expert last.
-    let mut seen = vec![0_usize; experts];
-    let tokens = ids.len_of(Axis(1));
+    let mut distinct = Distinct::new(experts);
     for (layer, ids) in ids.outer_iter().enumerate() {
         for (token, ids) in ids.outer_iter().enumerate() {
-            let place = |slot| Place {
-                token: Some(token),
-                slot: Some(slot),
-                ..at(layer)
+            let checked = match ids.as_slice() {
+                Some(ids) => distinct.check(ids),
+                None => distinct.check(&ids.to_vec()),
             };
-            for (slot, &expert) in ids.iter().enumerate().filter(|(_, id)| **id != -1) {
-                let known = usize::try_from(expert).ok();
-                let Some(seen) = known.and_then(|expert| seen.get_mut(expert)) else {
-                    let expert = expert.into();
-                    return Err((place(slot), Fault::NoSuchExpert { expert, experts }));
-                };
-                let id = layer * tokens + token + 1;
-                if std::mem::replace(seen, id) == id {
-                    return Err((place(slot), Fault::DuplicateExpert(expert as u32)));
-                }
-            }
+            checked.map_err(|(slot, fault)| (at_slot(layer, token, slot), fault))?;
         }
     }
     Ok(())
+}
+
+/// A weight, norm or score that is finite and at least 0.
+pub(super) fn number(what: &'static str, value: f32) -> Result<(), Fault> {
+    if (0.0..=f32::MAX).contains(&value) {
+        return Ok(());
+    }
+    let value = f64::from(value);
+    Err(Fault::Number { what, value })
 }
 
 fn non_negative(what: &'static str, ids: &Array3<i32>, values: &mut Array3<f32>) -> Located<()> {
     for (((layer, token, slot), value), id) in values.indexed_iter_mut().zip(ids) {
         if *id == -1 {
             *value = 0.0;
-        } else if !(0.0..=f32::MAX).contains(value) {
-            let place = Place {
-                token: Some(token),
-                slot: Some(slot),
-                ..at(layer)
-            };
-            let value = f64::from(*value);
-            return Err((place, Fault::Number { what, value }));
+        } else {
+            number(what, *value).map_err(|fault| (at_slot(layer, token, slot), fault))?;
         }
     }
     Ok(())
+}
+
+pub(super) fn at_slot(layer: usize, token: usize, slot: usize) -> Place {
+    Place {
+        token: Some(token),
+        slot: Some(slot),
+        ..at(layer)
+    }
 }
 
 /// Pairs per `[layers, ranks, experts]` of ids that have been checked.

@@ -41,6 +41,8 @@ pub struct Place {
     pub layer: Option<usize>,
     /// Source rank.
     pub rank: Option<usize>,
+    /// Expert.
+    pub expert: Option<usize>,
     /// Token of all ranks, in the step.
     pub token: Option<usize>,
     /// Slot of the token, from 0 to k - 1.
@@ -56,6 +58,7 @@ impl fmt::Display for Place {
             ("step", self.step),
             ("layer", usize(self.layer)),
             ("rank", usize(self.rank)),
+            ("expert", usize(self.expert)),
             ("token", usize(self.token)),
             ("slot", usize(self.slot)),
         ];
@@ -75,12 +78,20 @@ impl fmt::Display for Place {
 }
 
 /// What is wrong at a place.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The start of the file is no safetensors header.
+    /// A file too short for a header, or shorter than its header.
+    #[error("not a safetensors file: a header of {header} bytes in a file of {found}")]
+    HeaderLength {
+        /// Bytes of the header by the file's first eight.
+        header: u64,
+        /// Bytes of the file.
+        found: u64,
+    },
+    /// A header that is not JSON, or describes tensors that do not fit together.
     #[error("not a safetensors file: {0}")]
-    Header(String),
+    Header(serde_json::Error),
     /// Fewer or more bytes than the header says.
     #[error("its header describes {expected} bytes, the file has {found}")]
     Length {
@@ -204,6 +215,133 @@ pub enum Fault {
         "per-pair data must follow the counts of their step, once, with scores for every such step or for none"
     )]
     PairOrder,
+    /// A line that is not JSON, or lacks a field.
+    #[error("{source}, near `{near}`")]
+    Json {
+        /// What is wrong.
+        source: serde_json::Error,
+        /// The text there.
+        near: String,
+    },
+    /// A record that is not CSV.
+    #[error(transparent)]
+    Csv(#[from] csv::Error),
+    /// An npz archive that cannot be read.
+    #[error(transparent)]
+    Zip(#[from] zip::result::ZipError),
+    /// An npy header that cannot be read.
+    #[error(transparent)]
+    Npy(#[from] ndarray_npy::npy::header::ReadHeaderError),
+    /// An array whose elements are no numbers. Reading Python objects would run code from the file.
+    #[error(
+        "array `{name}` has elements of type {found}; export it with an integer type, such as array.astype(\"int64\")"
+    )]
+    ArrayType {
+        /// The array.
+        name: String,
+        /// Its type, as numpy writes it.
+        found: String,
+    },
+    /// An array of other dimensions.
+    #[error("array `{name}` is {found:?}, which is not [{expected}]; see --axes")]
+    ArrayShape {
+        /// The array.
+        name: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// Its axes.
+        expected: String,
+    },
+    /// Several arrays to choose from, or none.
+    #[error("choose one of its arrays with --array: {}", .0.join(", "))]
+    Arrays(Vec<String>),
+    /// A column that a CSV file needs.
+    #[error("the first line has no column `{0}`")]
+    NoColumn(&'static str),
+    /// A value that is not what its field holds.
+    #[error("{name} is `{value}`, must be {expected}")]
+    Field {
+        /// The field.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        expected: String,
+    },
+    /// A second record for the same place.
+    #[error("there is a record of it before")]
+    Twice,
+    /// No record for a place.
+    #[error("there is no record of it")]
+    Missing,
+    /// Steps out of order in a file that is read as a stream.
+    #[error("step {step} comes after step {after}; sort the file by step")]
+    Unsorted {
+        /// The step.
+        step: u64,
+        /// The step before it.
+        after: u64,
+    },
+    /// Traces that do not belong together.
+    #[error("it has {found} {what}, {other} has {expected}")]
+    Mismatch {
+        /// What differs.
+        what: &'static str,
+        /// Its value here.
+        found: u64,
+        /// The file it is compared with.
+        other: String,
+        /// Its value there.
+        expected: u64,
+    },
+    /// Traces that do not follow one another.
+    #[error(
+        "its first step is {found}, must be from {first} to {next}, where the trace before it starts and ends"
+    )]
+    Gap {
+        /// The first step.
+        found: u32,
+        /// First step of the trace before it.
+        first: u32,
+        /// The step after its last.
+        next: u32,
+    },
+    /// A step with pairs that has no counts.
+    #[error("it has pairs of this step, the counts are those of other steps")]
+    NoCounts,
+    /// Layers with tokens that others lack.
+    #[error("{found} records for tokens 0 to {last}")]
+    Tokens {
+        /// Records.
+        found: u64,
+        /// The largest token number.
+        last: u64,
+    },
+    /// A file that is another at the second pass.
+    #[error("it changed while it was read")]
+    Changed,
+    /// Per-pair data that were asked for and are not there.
+    #[error("it has no per-pair data")]
+    NoPairs,
+    /// A file of no known format.
+    #[error("its format is unknown; name it with --from")]
+    UnknownFormat,
+    /// An option that says nothing about the format.
+    #[error("--{option} does not apply to {format}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// The format.
+        format: super::Format,
+    },
+    /// A layer beyond the trace.
+    #[error("layer {layer} is beyond the {layers} there are")]
+    NoSuchLayer {
+        /// The layer.
+        layer: usize,
+        /// Number of layers.
+        layers: usize,
+    },
     /// A step beyond the trace.
     #[error("step index {index} is beyond the {steps} there are")]
     NoSuchStep {

@@ -22,31 +22,27 @@ pub(super) struct Tensors {
 impl Tensors {
     /// Reads the header alone. The outer error is the system's.
     pub(super) fn read(file: &mut File) -> std::io::Result<Result<Self, Fault>> {
-        let bytes = file.metadata()?.len();
-        let header = |reason: &str| Ok(Err(Fault::Header(reason.into())));
-        if bytes < LENGTH_BYTES {
-            return header("shorter than 8 bytes");
+        let found = file.metadata()?.len();
+        if found < LENGTH_BYTES {
+            return Ok(Err(Fault::HeaderLength { header: 0, found }));
         }
         let mut length = [0; LENGTH_BYTES as usize];
         file.read_exact(&mut length)?;
-        let length = u64::from_le_bytes(length);
-        if length > MOST_HEADER_BYTES || length > bytes - LENGTH_BYTES {
-            return Ok(Err(Fault::Header(format!(
-                "a header of {length} bytes in a file of {bytes}"
-            ))));
+        let header = u64::from_le_bytes(length);
+        if header > MOST_HEADER_BYTES || header > found - LENGTH_BYTES {
+            return Ok(Err(Fault::HeaderLength { header, found }));
         }
-        let mut json = vec![0; length as usize];
+        let mut json = vec![0; header as usize];
         file.read_exact(&mut json)?;
+        let data_start = LENGTH_BYTES + header;
         let header: Metadata = match serde_json::from_slice(&json) {
             Ok(header) => header,
-            Err(error) => return Ok(Err(Fault::Header(error.to_string()))),
+            Err(error) => return Ok(Err(Fault::Header(error))),
         };
-        let data_start = LENGTH_BYTES + length;
         let expected = data_start.saturating_add(header.data_len() as u64);
-        Ok(if expected == bytes {
+        Ok(if expected == found {
             Ok(Self { header, data_start })
         } else {
-            let found = bytes;
             Err(Fault::Length { expected, found })
         })
     }

@@ -23,14 +23,21 @@
 //! A step is read when it is asked for, and checked then; memory holds one step, whatever the size of the file.
 
 mod check;
+mod convert;
 mod error;
 mod header;
+mod heatmap;
+mod inspect;
 mod layout;
+mod limits;
 mod reader;
 pub mod synth;
 mod writer;
 
+pub use convert::{Axes, ConvertOptions, Format, UnknownAxes, UnknownFormat, convert};
 pub use error::{Fault, Place, TraceError};
 pub use header::{PairRecord, TraceHeader, TraceSettings};
+pub use heatmap::HeatMap;
+pub use inspect::{Inspection, LayerFigures, TimeFigures, inspect};
 pub use reader::TraceReader;
-pub use writer::TraceWriter;
+pub use writer::{TraceWriter, refuse_existing, write_file};

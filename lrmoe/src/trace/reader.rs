@@ -12,13 +12,7 @@ use super::check::{self, Located};
 use super::error::{Fault, Place, TraceError};
 use super::header::{PairRecord, TraceHeader};
 use super::layout::{Tensor, Tensors, number, size};
-
-/// Most experts of a layer and most ranks.
-pub(super) const MOST: usize = 1 << 16;
-/// Most steps, so that their numbers fit in `steps`.
-pub(super) const MOST_STEPS: u64 = i32::MAX as u64;
-/// Most counts of one step: 1 GiB.
-const MOST_COUNTS: usize = 1 << 28;
+use super::limits::{MOST, MOST_COUNTS, MOST_STEPS};
 
 /// An open trace. Holds one step at a time.
 #[derive(Debug)]
@@ -151,6 +145,16 @@ impl TraceReader {
         Ok(record)
     }
 
+    /// Layer `layer` exists.
+    pub(super) fn has_layer(&self, layer: usize) -> Result<(), TraceError> {
+        let layers = self.header.layers;
+        if layer < layers {
+            return Ok(());
+        }
+        let fault = Fault::NoSuchLayer { layer, layers };
+        Err(TraceError::invalid(&self.path, Place::default(), fault))
+    }
+
     fn within(&self, index: usize, steps: usize) -> Result<(), TraceError> {
         if index < steps {
             return Ok(());
@@ -250,16 +254,8 @@ fn scores(record: &PairRecord, h: &Array3<f32>, dy: &[f32]) -> Located<Array3<f3
         }
         let at = [layer, token, slot];
         for (what, value) in [("|dy|", dy[layer * tokens + token]), ("|h|", h[at])] {
-            if !(0.0..=f32::MAX).contains(&value) {
-                let place = Place {
-                    layer: Some(layer),
-                    token: Some(token),
-                    slot: Some(slot),
-                    ..Place::default()
-                };
-                let value = f64::from(value);
-                return Err((place, Fault::Number { what, value }));
-            }
+            check::number(what, value)
+                .map_err(|fault| (check::at_slot(layer, token, slot), fault))?;
         }
         *score = record.gate_weight[at] * dy[layer * tokens + token] * h[at];
     }
@@ -312,7 +308,7 @@ fn sizes(
         (
             "counts of a step",
             layers.saturating_mul(ranks).saturating_mul(experts),
-            MOST_COUNTS,
+            MOST_COUNTS as usize,
         ),
         ("steps", steps, MOST_STEPS as usize),
     ] {

@@ -14,7 +14,7 @@ use super::check::{self, Located};
 use super::error::{Fault, Place, TraceError};
 use super::header::{PairRecord, TraceSettings};
 use super::layout::LENGTH_BYTES;
-use super::reader::{MOST, MOST_STEPS};
+use super::limits::MOST_STEPS;
 use crate::train::{folder_of, temporary_beside};
 
 /// More bytes than the header can gain until the end: the four per-pair tensors and the digits of what is not known before, each below 200.
@@ -52,21 +52,8 @@ impl TraceWriter {
     /// `TraceError`: sizes of 0 or beyond the limits, a folder that cannot be written to.
     pub fn create(path: impl AsRef<Path>, settings: TraceSettings) -> Result<Self, TraceError> {
         let path = path.as_ref();
-        let experts = settings.experts;
-        let tokens = settings.tokens_per_rank.unwrap_or(1);
-        for (what, value, limit) in [
-            ("layers", settings.layers, MOST),
-            ("ranks", settings.ranks, MOST),
-            ("experts", experts, MOST),
-            ("experts per token", settings.top_k.unwrap_or(1), experts),
-            ("tokens per rank", tokens, u32::MAX as usize),
-        ] {
-            if !(1..=limit).contains(&value) {
-                let (value, limit) = (value as u64, limit as u64);
-                let fault = Fault::Size { what, value, limit };
-                return Err(TraceError::invalid(path, Place::default(), fault));
-            }
-        }
+        let checked = settings.check();
+        checked.map_err(|fault| TraceError::invalid(path, Place::default(), fault))?;
         let counts = temporary_beside(path).map_err(TraceError::io(folder_of(path)))?;
         let mut writer = Self {
             path: path.into(),
@@ -321,4 +308,28 @@ fn shape(tensor: &'static str, found: &[usize], expected: [usize; 3]) -> (Place,
 
 fn json(value: &impl serde::Serialize) -> Value {
     serde_json::to_value(value).expect("strings and numbers")
+}
+
+/// Refuses a file that would be replaced.
+///
+/// # Errors
+/// `TraceError::Exists`.
+pub fn refuse_existing(path: &Path) -> Result<(), TraceError> {
+    if path.exists() {
+        return Err(TraceError::Exists(path.into()));
+    }
+    Ok(())
+}
+
+/// Writes a whole file under a temporary name and renames it.
+///
+/// # Errors
+/// `TraceError::Io`.
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), TraceError> {
+    let written = temporary_beside(path).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.persist(path).map_err(|error| error.error)?;
+        Ok(())
+    });
+    written.map_err(TraceError::io(path))
 }

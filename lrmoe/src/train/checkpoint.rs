@@ -270,10 +270,7 @@ impl Reader<'_> {
 }
 
 /// Writes beside `path` under a temporary name, syncs and renames.
-///
-/// # Errors
-/// `Error::Io`.
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut file = temporary_beside(path).map_err(Error::io(folder_of(path)))?;
     file.write_all(bytes)
         .and_then(|()| file.as_file().sync_all())

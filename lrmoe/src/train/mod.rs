@@ -5,10 +5,10 @@ mod compare;
 mod log;
 mod rank;
 mod record;
+mod trace;
 mod world;
 
 pub use checkpoint::{Checkpoint, CheckpointError};
-pub use checkpoint::write_atomically;
 pub(crate) use checkpoint::{folder_of, temporary_beside};
 pub use compare::{Comparison, Outcome, compare};
 pub use record::{LayerRecord, StepRecord};

@@ -9,6 +9,7 @@ use ndarray::{Array2, ArrayView2};
 
 use super::checkpoint::Checkpoint;
 use super::record::{StepRecord, gather_record};
+use super::trace::{RankPairs, StepTrace};
 use crate::adamw::{AdamW, Moments, sum_of_squares};
 use crate::config::TrainConfig;
 use crate::error::Error;
@@ -25,6 +26,9 @@ struct Attached<C> {
     layer: MoeLayer,
     comm: Arc<Mutex<C>>,
     step: u32,
+    /// Whether the step's pairs are recorded, and those of the last forward pass.
+    records_pairs: bool,
+    pairs: Option<(Array2<i32>, Array2<f32>)>,
 }
 
 impl<C: Collective> SparseLayer for Attached<C> {
@@ -36,6 +40,10 @@ impl<C: Collective> SparseLayer for Attached<C> {
         training: bool,
     ) -> Result<Array2<f32>, LayerError> {
         let step = training.then_some(self.step);
+        if training {
+            let recorded = self.records_pairs;
+            self.pairs = recorded.then(|| (expert_ids.to_owned(), gate_weights.to_owned()));
+        }
         Ok(self
             .layer
             .forward(&mut *lock(&self.comm), x, expert_ids, gate_weights, step)?)
@@ -99,6 +107,8 @@ impl<'a, C: Collective + 'static> RankTrainer<'a, C> {
                 layer,
                 comm: comm.clone(),
                 step: 0,
+                records_pairs: false,
+                pairs: None,
             })));
         }
         let dense = DenseParameters::new(&config.model, config.seed)?;
@@ -138,8 +148,8 @@ impl<'a, C: Collective + 'static> RankTrainer<'a, C> {
         self.step
     }
 
-    /// One training step over the global batch. The record is the same on every rank.
-    pub(super) fn train_step(&mut self) -> Result<StepRecord, Error> {
+    /// One training step over the global batch. The record is the same on every rank; the trace, if there is to be one, comes on rank 0.
+    pub(super) fn train_step(&mut self) -> Result<(StepRecord, Option<StepTrace>), Error> {
         let started = Instant::now();
         let (ranks, step) = (self.config.ranks, self.step);
         let share = self.config.batch / ranks;
@@ -148,8 +158,13 @@ impl<'a, C: Collective + 'static> RankTrainer<'a, C> {
             step,
             self.rank * share..(self.rank + 1) * share,
         );
+        let every = self.config.record_pairs_every;
+        let records_pairs = every > 0 && step.is_multiple_of(every);
         for layer in &self.layers {
-            lock(layer).step = step;
+            let mut layer = lock(layer);
+            layer.step = step;
+            layer.records_pairs = records_pairs;
+            layer.layer.keep_scores(records_pairs);
         }
         let shape = (share, self.config.model.context);
         let (inputs, targets) = (bytes_tensor(inputs, shape)?, bytes_tensor(targets, shape)?);
@@ -171,7 +186,31 @@ impl<'a, C: Collective + 'static> RankTrainer<'a, C> {
         record.gradient_norm = norm;
         record.seconds = started.elapsed().as_secs_f64();
         record.tokens_per_second = tokens as f64 / record.seconds;
-        Ok(record)
+        Ok((record, self.trace(records_pairs)?))
+    }
+
+    /// How the step routed its pairs, on rank 0.
+    fn trace(&self, with_pairs: bool) -> Result<Option<StepTrace>, Error> {
+        if self.config.record_trace.is_none() {
+            return Ok(None);
+        }
+        let mut trace = StepTrace::new(self.config);
+        for (index, layer) in self.layers.iter().enumerate() {
+            let layer = lock(layer);
+            if let Some(loads) = layer.layer.loads() {
+                trace.set_counts(index, loads);
+            }
+            if let Some((expert_ids, gate_weights)) = layer.pairs.as_ref().filter(|_| with_pairs) {
+                let scores = layer.layer.scores();
+                let mine = RankPairs {
+                    expert_ids,
+                    gate_weights,
+                    scores,
+                };
+                trace.gather_pairs(&mut *lock(&self.comm), index, &mine)?;
+            }
+        }
+        Ok((self.rank == 0).then_some(trace))
     }
 
     /// Mean loss of the global batch and its gradient by the dense parameters, over all ranks; the layers keep theirs.

@@ -15,6 +15,7 @@ use super::checkpoint::{Checkpoint, CheckpointError};
 use super::log::StepLog;
 use super::rank::RankTrainer;
 use super::record::StepRecord;
+use super::trace::{StepTrace, TraceLog};
 use crate::config::TrainConfig;
 use crate::error::Error;
 use crate::layer::LayerConfig;
@@ -58,6 +59,7 @@ pub fn train(
             steps: config.steps,
         });
     }
+    let mut trace = TraceLog::create(config, done)?;
     let _lock = lock(&config.out)?;
     let mut log = StepLog::open(&config.out, done, config.overwrite || config.resume)?;
     if !config.resume {
@@ -72,7 +74,10 @@ pub fn train(
             identity: &identity,
             checkpoint: &path,
         };
-        run.ranks(trainers, &mut log, observer)?;
+        let ran = run.ranks(trainers, &mut log, &mut trace, observer);
+        // Steps that were done are worth keeping, however the run ended.
+        let recorded = trace.finish();
+        ran.and(recorded)?;
     }
     Ok(log.into_records())
 }
@@ -122,6 +127,7 @@ impl RankRun<'_> {
         &self,
         trainers: Vec<RankTrainer<'_, Threads>>,
         log: &mut StepLog,
+        trace: &mut TraceLog,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
         let (send, receive) = mpsc::channel();
@@ -133,8 +139,10 @@ impl RankRun<'_> {
             let ranks: Vec<_> = trainers.into_iter().map(start).collect();
             drop(send);
             let mut logged = Ok(());
-            for record in receive {
-                logged = logged.and_then(|()| log.append(&record));
+            for (record, step) in receive {
+                logged = logged
+                    .and_then(|()| log.append(&record))
+                    .and_then(|()| trace.append(step));
                 if logged.is_err() {
                     self.stop.store(true, Ordering::Relaxed);
                 }
@@ -153,19 +161,19 @@ impl RankRun<'_> {
     fn rank(
         &self,
         mut trainer: RankTrainer<'_, Threads>,
-        records: &mpsc::Sender<StepRecord>,
+        records: &mpsc::Sender<(StepRecord, Option<StepTrace>)>,
     ) -> Result<(), Error> {
         let every = |period: u32, step: u32| period > 0 && step.is_multiple_of(period);
         let mut saved = None;
         while trainer.step() < self.config.steps
             && !trainer.agree(self.stop.load(Ordering::Relaxed))?
         {
-            let mut record = trainer.train_step()?;
+            let (mut record, trace) = trainer.train_step()?;
             if every(self.config.eval_every, record.step) || record.step == self.config.steps {
                 record.held_out_loss = Some(trainer.held_out_loss()?);
             }
             let reached = reached_target(self.config, &record);
-            if trainer.rank() == 0 && records.send(record).is_err() {
+            if trainer.rank() == 0 && records.send((record, trace)).is_err() {
                 break;
             }
             if every(self.config.checkpoint_every, trainer.step()) {

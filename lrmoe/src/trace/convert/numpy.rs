@@ -1,0 +1,469 @@
+//! Counts in a `.npy` or `.npz` file, such as SGLang's expert distribution (`logical_count`) or vLLM's EPLB load matrices: integers, or floats without
+//! a fraction.
+//!
+//! Files follow one another as further steps. An array in C order that starts with its steps is read step by step, any other whole. Elements of
+//! type `object` are refused: they are pickled, and to unpickle is to run what the file says.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{BufReader, Read, Seek};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use indicatif::ProgressBar;
+use ndarray::{Array3, Array4, ArrayD, Axis, Ix4, IxDyn, ShapeBuilder};
+use ndarray_npy::npy::header::Header;
+use zip::ZipArchive;
+use zip::result::ZipError;
+
+use super::{ConvertOptions, Source, Step, announce, check_sizes};
+use crate::trace::error::{Fault, Place, TraceError};
+use crate::trace::header::TraceSettings;
+use crate::trace::limits::MOST_COUNTS;
+
+/// Arrays taken from an npz file with several, the first that is there.
+const KNOWN: [&str; 3] = ["counts", "logical_count", "expert_load"];
+
+const AXES: [&str; 4] = ["steps", "layers", "ranks", "experts"];
+
+/// Axes of an array, by their index into steps, layers, ranks, experts; experts are there, no axis twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Axes(Vec<usize>);
+
+/// No list of axes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "axes `{0}` must be some of steps, layers, ranks, experts, each at most once, among them experts"
+)]
+pub struct UnknownAxes(String);
+
+impl fmt::Display for Axes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.0.iter().map(|axis| AXES[*axis]).collect();
+        f.pad(&names.join(","))
+    }
+}
+
+impl FromStr for Axes {
+    type Err = UnknownAxes;
+
+    fn from_str(text: &str) -> Result<Self, UnknownAxes> {
+        let mut axes = Vec::new();
+        for name in text.split(',') {
+            let axis = AXES.iter().position(|known| *known == name.trim());
+            match axis.filter(|axis| !axes.contains(axis)) {
+                Some(axis) => axes.push(axis),
+                None => return Err(UnknownAxes(text.into())),
+            }
+        }
+        if !axes.contains(&EXPERTS) {
+            return Err(UnknownAxes(text.into()));
+        }
+        Ok(Self(axes))
+    }
+}
+
+const STEPS: usize = 0;
+const EXPERTS: usize = 3;
+
+impl Axes {
+    /// By the number of axes alone.
+    fn of(dimensions: usize) -> Option<Self> {
+        match dimensions {
+            1 => Some(Self(vec![3])),
+            2 => Some(Self(vec![1, 3])),
+            3 => Some(Self(vec![0, 1, 3])),
+            4 => Some(Self(vec![0, 1, 2, 3])),
+            _ => None,
+        }
+    }
+}
+
+/// How an element is stored.
+#[derive(Clone, Copy, Debug)]
+struct Element {
+    kind: u8,
+    size: usize,
+    big_endian: bool,
+}
+
+impl Element {
+    /// From numpy's type descriptor, such as `<i8`.
+    fn parse(descriptor: &str) -> Option<Self> {
+        let [order, kind, size] = descriptor.as_bytes() else {
+            return None;
+        };
+        let size = usize::from(size.checked_sub(b'0')?);
+        let known = match kind {
+            b'i' | b'u' => [1, 2, 4, 8].contains(&size),
+            b'f' => [4, 8].contains(&size),
+            _ => false,
+        };
+        let big_endian = match order {
+            b'<' | b'|' => false,
+            b'>' => true,
+            b'=' => cfg!(target_endian = "big"),
+            _ => return None,
+        };
+        known.then_some(Self {
+            kind: *kind,
+            size,
+            big_endian,
+        })
+    }
+
+    /// A count, or the number that is none.
+    fn count(self, bytes: &[u8]) -> Result<u32, String> {
+        let mut word = [0; 8];
+        for (place, byte) in bytes.iter().enumerate() {
+            let place = if self.big_endian {
+                self.size - 1 - place
+            } else {
+                place
+            };
+            word[place] = *byte;
+        }
+        let bits = u64::from_le_bytes(word);
+        let spare = 64 - 8 * self.size as u32;
+        match (self.kind, self.size) {
+            (b'u', _) => u32::try_from(bits).map_err(|_| bits.to_string()),
+            (b'i', _) => {
+                let number = (bits << spare) as i64 >> spare;
+                u32::try_from(number).map_err(|_| number.to_string())
+            }
+            (_, size) => {
+                let number = if size == 4 {
+                    f32::from_bits(bits as u32).into()
+                } else {
+                    f64::from_bits(bits)
+                };
+                let fits = (0.0..=f64::from(u32::MAX)).contains(&number) && number.fract() == 0.0;
+                if fits {
+                    Ok(number as u32)
+                } else {
+                    Err(number.to_string())
+                }
+            }
+        }
+    }
+}
+
+/// An array whose header has been read.
+struct Array {
+    path: PathBuf,
+    element: Element,
+    shape: Vec<usize>,
+    fortran: bool,
+    axes: Axes,
+    data: BufReader<File>,
+    /// Steps in each part that is read at once: 1, or all.
+    part: usize,
+    /// Steps read and not yet handed out, and where they start.
+    steps: Array4<u32>,
+    first: usize,
+    /// Steps handed out.
+    next: usize,
+}
+
+impl Array {
+    fn open(path: &Path, options: &ConvertOptions) -> Result<Self, TraceError> {
+        let whole = |fault| TraceError::invalid(path, Place::default(), fault);
+        let zipped = path
+            .extension()
+            .is_some_and(|ending| ending.eq_ignore_ascii_case("npz"));
+        let (name, mut file) = if zipped {
+            unzip(path, options.array.as_deref())?
+        } else {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            (
+                name.into_owned(),
+                File::open(path).map_err(TraceError::io(path))?,
+            )
+        };
+        header_fits(&mut file)
+            .map_err(TraceError::io(path))?
+            .map_err(whole)?;
+        let header = Header::from_reader(&mut file).map_err(|error| whole(error.into()))?;
+        let start = file.stream_position().map_err(TraceError::io(path))?;
+        let found = file.metadata().map_err(TraceError::io(path))?.len();
+        let descriptor = header.type_descriptor.to_string();
+        let descriptor = descriptor.trim_matches('\'').to_owned();
+        let Some(element) = Element::parse(&descriptor) else {
+            return Err(whole(Fault::ArrayType {
+                name,
+                found: descriptor,
+            }));
+        };
+        let shape = header.shape;
+        let axes = options.axes.clone().or_else(|| Axes::of(shape.len()));
+        let Some(axes) = axes.filter(|axes| axes.0.len() == shape.len()) else {
+            let expected = options
+                .axes
+                .as_ref()
+                .map_or_else(|| AXES.join(","), Axes::to_string);
+            return Err(whole(Fault::ArrayShape {
+                name,
+                found: shape,
+                expected,
+            }));
+        };
+        let sizes = shape.iter().map(|n| *n as u64).chain([element.size as u64]);
+        let expected = start.saturating_add(sizes.fold(1, u64::saturating_mul));
+        if shape.contains(&0) {
+            return Err(whole(Fault::NoSteps));
+        }
+        if expected != found {
+            return Err(whole(Fault::Length { expected, found }));
+        }
+        let mut array = Self {
+            path: path.into(),
+            element,
+            fortran: header.layout.is_fortran(),
+            data: BufReader::new(file),
+            part: 1,
+            steps: Array4::zeros((0, 0, 0, 0)),
+            first: 0,
+            next: 0,
+            shape,
+            axes,
+        };
+        if array.fortran || array.axes.0[0] != STEPS {
+            array.part = array.sizes()[STEPS];
+        }
+        let (value, limit) = (array.part_len() as u64, MOST_COUNTS);
+        if value > limit {
+            let what = "numbers that have to be read at once";
+            return Err(whole(Fault::TooMany { what, value, limit }));
+        }
+        Ok(array)
+    }
+
+    /// Steps, layers, ranks, experts; 1 where there is no such axis.
+    fn sizes(&self) -> [usize; 4] {
+        let mut sizes = [1; 4];
+        for (axis, size) in self.axes.0.iter().zip(&self.shape) {
+            sizes[*axis] = *size;
+        }
+        sizes
+    }
+
+    /// Numbers in a part.
+    fn part_len(&self) -> usize {
+        self.shape.iter().product::<usize>() / self.sizes()[STEPS] * self.part
+    }
+
+    /// The next step, `[layers, ranks, experts]`.
+    fn step(&mut self) -> Result<Option<Array3<u32>>, TraceError> {
+        if self.next == self.sizes()[STEPS] {
+            return Ok(None);
+        }
+        if self.next == self.first + self.steps.len_of(Axis(0)) {
+            self.first = self.next;
+            self.steps = self.read_part()?;
+        }
+        let step = self
+            .steps
+            .index_axis(Axis(0), self.next - self.first)
+            .to_owned();
+        self.next += 1;
+        Ok(Some(step))
+    }
+
+    fn read_part(&mut self) -> Result<Array4<u32>, TraceError> {
+        let mut bytes = vec![0; self.part_len() * self.element.size];
+        self.data
+            .read_exact(&mut bytes)
+            .map_err(TraceError::io(&self.path))?;
+        let mut shape = self.shape.clone();
+        if self.axes.0[0] == STEPS {
+            shape[0] = self.part;
+        }
+        let elements = ArrayD::from_shape_vec(
+            IxDyn(&shape).set_f(self.fortran),
+            bytes.chunks_exact(self.element.size).collect(),
+        );
+        let mut elements = elements.expect("as many as were read");
+        // Axes that are not there get the size 1; then all come into their order.
+        let mut axes = self.axes.0.clone();
+        for axis in (0..AXES.len()).filter(|axis| !self.axes.0.contains(axis)) {
+            axes.push(axis);
+            elements = elements.insert_axis(Axis(axes.len() - 1));
+        }
+        let order = [0, 1, 2, 3].map(|axis| {
+            axes.iter()
+                .position(|known| *known == axis)
+                .expect("all four")
+        });
+        let elements = elements.permuted_axes(IxDyn(&order));
+        let elements = elements.into_dimensionality::<Ix4>().expect("four axes");
+        let mut counts = Array4::zeros(elements.dim());
+        for ((at, count), bytes) in counts.indexed_iter_mut().zip(elements.iter()) {
+            *count = self
+                .element
+                .count(bytes)
+                .map_err(|value| self.not_a_count(at, value))?;
+        }
+        Ok(counts)
+    }
+
+    fn not_a_count(&self, at: (usize, usize, usize, usize), value: String) -> TraceError {
+        let place = Place {
+            step: Some((self.first + at.0) as u64),
+            layer: Some(at.1),
+            rank: Some(at.2),
+            expert: Some(at.3),
+            ..Place::default()
+        };
+        let expected = format!("a whole number from 0 to {}", u32::MAX);
+        TraceError::invalid(
+            &self.path,
+            place,
+            Fault::Field {
+                name: "count",
+                value,
+                expected,
+            },
+        )
+    }
+}
+
+/// The header's length, read before memory is taken for it, is within the file. Lengths of two bytes do no harm.
+fn header_fits(file: &mut File) -> std::io::Result<Result<(), Fault>> {
+    let mut start = Vec::new();
+    file.take(12).read_to_end(&mut start)?;
+    file.rewind()?;
+    let found = file.metadata()?.len();
+    Ok(match start[..] {
+        [_, _, _, _, _, _, version, _, a, b, c, d] if version > 1 => {
+            let expected = 12 + u64::from(u32::from_le_bytes([a, b, c, d]));
+            if expected > found {
+                Err(Fault::Length { expected, found })
+            } else {
+                Ok(())
+            }
+        }
+        _ => Ok(()),
+    })
+}
+
+/// An array of an npz file, unpacked into a temporary file so that it can be read like an npy file.
+fn unzip(path: &Path, name: Option<&str>) -> Result<(String, File), TraceError> {
+    let whole = |fault| TraceError::invalid(path, Place::default(), fault);
+    let file = File::open(path).map_err(TraceError::io(path))?;
+    let archive = ZipArchive::new(BufReader::new(file));
+    let mut archive = archive.map_err(|error| whole(error.into()))?;
+    let bare = |entry: &str| entry.strip_suffix(".npy").unwrap_or(entry).to_owned();
+    let names: Result<Vec<String>, ZipError> =
+        archive.file_names().map(|name| Ok(bare(&name?))).collect();
+    let names = names.map_err(|error| whole(error.into()))?;
+    let known = |name: &&str| names.iter().any(|known| known == name);
+    let chosen = match (name, names.as_slice()) {
+        (Some(name), _) => Some(name).filter(known),
+        (None, [only]) => Some(only.as_str()),
+        (None, _) => KNOWN.iter().copied().find(|name| known(name)),
+    };
+    let Some(chosen) = chosen.map(str::to_owned) else {
+        return Err(whole(Fault::Arrays(names)));
+    };
+    let index = names.iter().position(|name| *name == chosen);
+    let index = index.expect("one of the names");
+    let mut entry = archive
+        .by_index(index)
+        .map_err(|error| whole(error.into()))?;
+    let mut unpacked = tempfile::tempfile().map_err(TraceError::io(path))?;
+    std::io::copy(&mut entry, &mut unpacked).map_err(TraceError::io(path))?;
+    unpacked.rewind().map_err(TraceError::io(path))?;
+    Ok((chosen, unpacked))
+}
+
+pub(super) struct Numpy {
+    inputs: Vec<(PathBuf, u64)>,
+    options: ConvertOptions,
+    current: Array,
+    /// Inputs opened.
+    opened: usize,
+    settings: TraceSettings,
+    progress: ProgressBar,
+}
+
+impl Numpy {
+    pub(super) fn open(
+        inputs: &[PathBuf],
+        options: &ConvertOptions,
+        progress: &ProgressBar,
+    ) -> Result<Self, TraceError> {
+        announce(inputs, 1, progress)?;
+        let current = Array::open(&inputs[0], options)?;
+        let [_, layers, ranks, experts] = current.sizes();
+        let settings = TraceSettings {
+            layers,
+            ranks,
+            experts,
+            ..TraceSettings::default()
+        };
+        check_sizes(&inputs[0], &settings)?;
+        let sized = |path: &PathBuf| {
+            let bytes = std::fs::metadata(path).map_err(TraceError::io(path))?.len();
+            Ok((path.clone(), bytes))
+        };
+        Ok(Self {
+            inputs: inputs
+                .iter()
+                .map(sized)
+                .collect::<Result<_, TraceError>>()?,
+            options: options.clone(),
+            current,
+            opened: 1,
+            settings,
+            progress: progress.clone(),
+        })
+    }
+
+    fn open_next(&mut self, path: &Path) -> Result<(), TraceError> {
+        self.current = Array::open(path, &self.options)?;
+        self.opened += 1;
+        let [_, layers, ranks, experts] = self.current.sizes();
+        for (what, found, expected) in [
+            ("layers", layers, self.settings.layers),
+            ("ranks", ranks, self.settings.ranks),
+            ("experts", experts, self.settings.experts),
+        ] {
+            if found != expected {
+                let (found, expected) = (found as u64, expected as u64);
+                let other = self.inputs[0].0.display().to_string();
+                let fault = Fault::Mismatch {
+                    what,
+                    found,
+                    other,
+                    expected,
+                };
+                return Err(TraceError::invalid(path, Place::default(), fault));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Source for Numpy {
+    fn settings(&self) -> TraceSettings {
+        self.settings.clone()
+    }
+
+    fn next(&mut self) -> Result<Option<Step>, TraceError> {
+        loop {
+            if let Some(counts) = self.current.step()? {
+                let bytes = self.inputs[self.opened - 1].1;
+                self.progress
+                    .inc(bytes / self.current.sizes()[STEPS] as u64);
+                return Ok(Some(Step {
+                    counts,
+                    pairs: None,
+                }));
+            }
+            let Some((path, _)) = self.inputs.get(self.opened).cloned() else {
+                return Ok(None);
+            };
+            self.open_next(&path)?;
+        }
+    }
+}
