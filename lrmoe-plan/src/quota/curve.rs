@@ -1,62 +1,168 @@
 //! Value curves of experts: how many of each expert's pairs are worth how much.
 
+use std::ops::Range;
+
 use lrmoe_metric::Profile;
 
+use super::apportion::apportion;
 use crate::Loads;
 
-/// Pairs of each expert by falling value: `levels[l][e]` pairs of expert e have the l-th highest value.
+/// Pairs of each expert by falling value, in levels: all pairs of a level are worth the same.
 ///
-/// Over the levels they sum to the loads. A greedy needs only the order of the values, so levels carry none.
-/// An expert whose histogram is empty takes the sum of all histograms.
-pub(super) fn levels(loads: &Loads, profile: Option<&Profile>) -> Vec<Vec<u32>> {
-    let Some(profile) = profile else {
-        return vec![loads.per_expert().to_vec()];
-    };
-    let mut pooled = vec![0.0; Profile::BUCKETS];
-    for expert in 0..loads.experts() {
-        for (sum, &count) in pooled.iter_mut().zip(profile.counts(expert)) {
+/// A greedy needs only the order of the values, so levels carry none.
+pub(super) struct Curves {
+    /// Pairs of each expert in the levels up to each, `[experts, levels]`; the last are the loads.
+    upto: Vec<u32>,
+    levels: usize,
+}
+
+impl Curves {
+    /// One level.
+    pub(super) fn flat(loads: &Loads) -> Self {
+        Self {
+            upto: loads.per_expert().to_vec(),
+            levels: 1,
+        }
+    }
+
+    /// The buckets of a profile that is not empty, highest first, each expert's histogram scaled to its load. An expert whose
+    /// histogram is empty takes the sum of all histograms.
+    pub(super) fn from_profile(loads: &Loads, profile: &Profile) -> Self {
+        let buckets = used_buckets(profile);
+        let levels = buckets.len();
+        let mut upto = vec![0; loads.experts() * levels];
+        let mut pooled = None;
+        for (expert, (&load, upto)) in loads
+            .per_expert()
+            .iter()
+            .zip(upto.chunks_exact_mut(levels))
+            .enumerate()
+        {
+            let own = &profile.counts(expert)[buckets.clone()];
+            if !scale(own, load, upto) {
+                let pooled = pooled.get_or_insert_with(|| pool(profile, buckets.clone()));
+                scale(pooled, load, upto);
+            }
+        }
+        Self { upto, levels }
+    }
+
+    /// Pairs of `expert` in the first `levels` levels.
+    fn upto(&self, levels: usize, expert: u32) -> u32 {
+        match levels {
+            0 => 0,
+            _ => self.upto[expert as usize * self.levels + levels - 1],
+        }
+    }
+
+    /// Sets the quotas of `experts` to sum to `target`, at most their loads, with no regard to capacities: the floors by falling value, then
+    /// what is above them by falling value; the last level in proportion to the pairs that each expert has in it.
+    pub(super) fn share_out(
+        &self,
+        experts: &[u32],
+        floors: &[u32],
+        target: u64,
+        quotas: &mut [u32],
+    ) {
+        let floor_sum = total(experts.iter().map(|&e| floors[e as usize]));
+        let taken = |levels: usize, expert: u32| {
+            let (upto, floor) = (self.upto(levels, expert), floors[expert as usize]);
+            if target < floor_sum {
+                upto.min(floor)
+            } else {
+                upto.max(floor)
+            }
+        };
+        let sum = |levels: usize| total(experts.iter().map(|&e| taken(levels, e)));
+        let (mut whole, mut end) = (0, self.levels + 1);
+        while whole + 1 < end {
+            let middle = whole.midpoint(end);
+            if sum(middle) <= target {
+                whole = middle;
+            } else {
+                end = middle;
+            }
+        }
+        for &expert in experts {
+            quotas[expert as usize] = taken(whole, expert);
+        }
+        let left = target - sum(whole);
+        if left > 0 && whole < self.levels {
+            let in_level = |&e: &u32| u128::from(taken(whole + 1, e) - taken(whole, e));
+            let weights: Vec<u128> = experts.iter().map(in_level).collect();
+            for (&expert, share) in experts.iter().zip(apportion(left, &weights)) {
+                quotas[expert as usize] += share as u32;
+            }
+        }
+    }
+}
+
+fn total(counts: impl Iterator<Item = u32>) -> u64 {
+    counts.map(u64::from).sum()
+}
+
+/// From the lowest to the highest bucket in which any expert has pairs.
+fn used_buckets(profile: &Profile) -> Range<usize> {
+    let mut used = [false; Profile::BUCKETS];
+    for counts in profile.to_counts().chunks_exact(Profile::BUCKETS) {
+        for (used, &count) in used.iter_mut().zip(counts) {
+            *used |= count > 0.0;
+        }
+    }
+    let first = used.iter().position(|&used| used).unwrap_or(0);
+    let last = used.iter().rposition(|&used| used).unwrap_or(first);
+    first..last + 1
+}
+
+/// Sum of all histograms.
+fn pool(profile: &Profile, buckets: Range<usize>) -> Vec<f64> {
+    let mut pooled = vec![0.0; buckets.len()];
+    for expert in 0..profile.experts() {
+        for (sum, &count) in pooled
+            .iter_mut()
+            .zip(&profile.counts(expert)[buckets.clone()])
+        {
             *sum += f64::from(count);
         }
     }
-    let mut levels = vec![vec![0; loads.experts()]; Profile::BUCKETS];
-    for (expert, &load) in loads.per_expert().iter().enumerate() {
-        let own: Vec<f64> = profile.counts(expert).iter().map(|&n| n.into()).collect();
-        let seen = own.iter().any(|&n| n > 0.0);
-        let histogram = if seen { &own } else { &pooled };
-        for (level, count) in levels.iter_mut().zip(scale(histogram, load)) {
-            level[expert] = count;
-        }
-    }
-    levels.retain(|level| level.iter().any(|&n| n > 0));
-    levels
+    pooled
 }
 
-/// Scales a histogram that is not all zero to `load` pairs, highest bucket first.
+/// Scales a histogram to `load` pairs and adds it up, highest bucket first; returns whether it has any.
 ///
 /// The pairs in the highest b buckets, b = 1, 2, .., are rounded, so that no rounding error adds up.
-fn scale(histogram: &[f64], load: u32) -> impl Iterator<Item = u32> {
-    let total: f64 = histogram.iter().rev().sum();
-    histogram
-        .iter()
-        .rev()
-        .scan((0.0, 0), move |(seen, given), &count| {
-            *seen += count;
-            let upto = (f64::from(load) * (*seen / total)).round() as u32;
-            let here = upto - *given;
-            *given = upto;
-            Some(here)
-        })
+fn scale<T: Copy + Into<f64>>(histogram: &[T], load: u32, upto: &mut [u32]) -> bool {
+    let counts = || histogram.iter().rev().map(|&count| count.into());
+    let total: f64 = counts().sum();
+    if total <= 0.0 {
+        return false;
+    }
+    let scale = f64::from(load) / total;
+    let mut seen = 0.0;
+    for (upto, count) in upto.iter_mut().zip(counts()) {
+        seen += count;
+        *upto = (seen * scale + 0.5) as u32;
+    }
+    true
 }
 
 #[cfg(test)]
 mod tests {
     use super::scale;
 
+    fn scaled(histogram: &[f64], load: u32) -> Vec<u32> {
+        let mut upto = vec![0; histogram.len()];
+        assert!(scale(histogram, load, &mut upto));
+        upto
+    }
+
     #[test]
-    fn scaled_histograms_sum_to_the_load() {
-        assert_eq!(scale(&[1.0, 2.0, 1.0], 8).collect::<Vec<_>>(), [2, 4, 2]);
-        assert_eq!(scale(&[0.1; 7], 3).sum::<u32>(), 3);
-        assert_eq!(scale(&[0.0, 0.3, 0.0], 5).collect::<Vec<_>>(), [0, 5, 0]);
-        assert_eq!(scale(&[1e-30, 1e30], u32::MAX).sum::<u32>(), u32::MAX);
+    fn scaled_histograms_reach_the_load() {
+        assert_eq!(scaled(&[1.0, 2.0, 1.0], 8), [2, 6, 8]);
+        assert_eq!(scaled(&[0.1; 7], 3)[6], 3);
+        assert_eq!(scaled(&[0.0, 0.3, 0.0], 5), [0, 5, 5]);
+        assert_eq!(scaled(&[1e-30, 1e30], u32::MAX), [u32::MAX; 2]);
+        assert_eq!(scaled(&[1e-9; 100], u32::MAX)[99], u32::MAX);
+        assert!(!scale(&[0.0f32; 3], 5, &mut [0; 3]));
     }
 }

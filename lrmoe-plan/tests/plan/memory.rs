@@ -97,19 +97,23 @@ proptest! {
         slots in prop::collection::vec(1u32..6, 1..5),
         spare in 0u64..100_000,
         gated: bool,
+        stash in stashes(),
     ) {
-        let model = model(gated);
+        let model = MemoryModel { stash, ..model(gated) };
         let experts = slots.len();
         let by_rank = (0..experts as u32).map(|e| vec![e]).collect();
         let placement = Placement::new(experts, by_rank).unwrap();
+        // All pairs of the layer.
+        let forward = (experts * model.tokens * model.top_k) as u64;
         let memory = |rank: usize, rows| {
-            model.of_rank(&placement, rank, slots[rank], model.chunk_rows, rows).total()
+            model.of_rank(&placement, rank, slots[rank], forward, rows).total()
         };
         let budget: Vec<u64> = (0..experts).map(|rank| memory(rank, 0) + spare).collect();
         let capacities = model.capacities(&slots, experts, &budget).unwrap();
         for (rank, &rows) in capacities.iter().enumerate() {
             prop_assert!(memory(rank, rows) <= budget[rank]);
             prop_assert!(memory(rank, rows + 1) > budget[rank]);
+            prop_assert_eq!(memory(rank, rows + 1) - memory(rank, rows), model.retained_row_bytes());
         }
     }
 
@@ -117,8 +121,9 @@ proptest! {
     fn the_smallest_budget_is_the_smallest(
         slots in prop::collection::vec(1u32..6, 1..5),
         short in 1u64..2000,
+        stash in stashes(),
     ) {
-        let model = model(true);
+        let model = MemoryModel { stash, ..model(true) };
         let rank = slots.len() - 1;
         let mut budget = vec![u64::MAX; slots.len()];
         budget[rank] = 2000 - short;
@@ -127,12 +132,70 @@ proptest! {
         else {
             panic!("{result:?}");
         };
-        prop_assert_eq!((named, given, given + missing), (rank, budget[rank], smallest));
-        budget[rank] = smallest;
+        prop_assert_eq!((named, given), (rank, budget[rank]));
+        prop_assert!(given + missing <= smallest);
+        budget[rank] = given + missing;
         prop_assert!(model.capacities(&slots, slots.len(), &budget).is_ok());
-        budget[rank] = smallest - 1;
+        budget.fill(smallest);
+        prop_assert!(model.capacities(&slots, slots.len(), &budget).is_ok());
+        budget.fill(smallest - 1);
         let result = model.capacities(&slots, slots.len(), &budget);
         let one_missing = matches!(result, Err(Error::BudgetTooSmall { missing: 1, .. }));
         prop_assert!(one_missing);
     }
+}
+
+fn stashes() -> impl Strategy<Value = Stash> {
+    prop::sample::select(vec![Stash::Recompute, Stash::Full, Stash::ForwardSelect])
+}
+
+#[test]
+fn stash_modes_by_hand() {
+    let of = |stash| MemoryModel {
+        stash,
+        ..model(true)
+    };
+    let pairs = 11 * 3 * 16;
+    let row = (10 + 2 * 7) * 2;
+    assert_eq!(of(Stash::Full).stash_bytes(100, 5), pairs + 100 * row);
+    assert_eq!(
+        of(Stash::ForwardSelect).stash_bytes(100, 5),
+        pairs + 5 * row
+    );
+    let plain = MemoryModel {
+        stash: Stash::Full,
+        ..model(false)
+    };
+    assert_eq!(plain.stash_bytes(100, 5), pairs + 100 * (10 + 7) * 2);
+    assert_eq!(
+        of(Stash::Full).backward_row_bytes(),
+        of(Stash::Recompute).backward_row_bytes()
+    );
+    assert_eq!(
+        of(Stash::ForwardSelect).backward_row_bytes(),
+        (4 * 10 + 7) * 2 + 24
+    );
+    for stash in [Stash::Recompute, Stash::Full, Stash::ForwardSelect] {
+        assert_eq!(stash.to_string().parse::<Stash>().unwrap(), stash);
+    }
+    let error = "keep".parse::<Stash>().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "unknown stash mode `keep`, expected one of recompute, stash, forward-select"
+    );
+}
+
+#[test]
+fn rows_at_once_are_counted_in_full() {
+    let whole = MemoryModel {
+        chunk_rows: u64::MAX,
+        ..model(true)
+    };
+    let placement = Placement::new(1, vec![vec![0]]).unwrap();
+    let memory = whole.of_rank(&placement, 0, 1, 1000, 7);
+    assert_eq!(memory.forward_buffers, 1000 * whole.forward_row_bytes());
+    assert_eq!(
+        memory.token_buffers(),
+        memory.forward_buffers + 7 * whole.backward_row_bytes()
+    );
 }

@@ -1,0 +1,375 @@
+//! Whole plans: promises, errors, report.
+
+use crate::checker::check;
+use lrmoe_plan::ndarray::{Array2, array};
+use lrmoe_plan::{
+    ClusterSpec, Constraint, Error, ExpertShape, Fixed, Loads, Lrmoe, MemoryModel, Placement,
+    PlacementPolicy, Plan, PlanRequest, Profile, QuotaPolicy, Stash, Symi, Topology, plan,
+};
+use proptest::prelude::*;
+
+/// Owns what a [`PlanRequest`] borrows.
+#[derive(Debug)]
+struct Case {
+    loads: Loads,
+    previous: Placement,
+    topology: Topology,
+    memory: MemoryModel,
+    cluster: ClusterSpec,
+    budget: Vec<u64>,
+    slots: Option<Vec<u32>>,
+    placement: Box<dyn PlacementPolicy>,
+    retention: f64,
+    quota_policy: QuotaPolicy,
+    profile: Option<Profile>,
+    floor: u32,
+    seconds: Option<f64>,
+}
+
+impl Case {
+    fn request(&self) -> PlanRequest<'_> {
+        PlanRequest {
+            loads: &self.loads,
+            previous: &self.previous,
+            topology: &self.topology,
+            memory: &self.memory,
+            cluster: &self.cluster,
+            budget: &self.budget,
+            slots: self.slots.as_deref(),
+            placement: self.placement.as_ref(),
+            retention: self.retention,
+            quota_policy: self.quota_policy,
+            profile: self.profile.as_ref(),
+            floor: self.floor,
+            seconds: self.seconds,
+        }
+    }
+
+    /// Plans with the same budget everywhere.
+    fn plan_with(&self, budget: u64) -> Result<Plan, Error> {
+        let budget = vec![budget; self.budget.len()];
+        let request = PlanRequest {
+            budget: &budget,
+            ..self.request()
+        };
+        let plan = plan(&request)?;
+        check(&request, &plan);
+        Ok(plan)
+    }
+}
+
+fn policy(index: usize) -> Box<dyn PlacementPolicy> {
+    match index {
+        0 => Box::new(Fixed),
+        1 => Box::new(Symi),
+        _ => Box::new(Lrmoe::default()),
+    }
+}
+const POLICIES: usize = 3;
+
+fn cluster() -> ClusterSpec {
+    ClusterSpec {
+        flops: 1e6,
+        launch_seconds: 1e-4,
+        ..ClusterSpec::preset("8xA100").unwrap()
+    }
+}
+
+prop_compose! {
+    fn memory()(
+        (width, hidden, gated) in (1usize..20, 1usize..20, any::<bool>()),
+        bytes in prop_oneof![Just(2usize), Just(4)],
+        (top_k, tokens) in (1usize..4, 0usize..60),
+        chunk_rows in prop_oneof![Just(u64::MAX), 1u64..200],
+        stash in prop_oneof![Just(Stash::Recompute), Just(Stash::Full), Just(Stash::ForwardSelect)],
+        (keeps_outputs, fixed) in (any::<bool>(), 0u64..1000),
+    ) -> MemoryModel {
+        MemoryModel {
+            shape: ExpertShape { width, hidden, gated, bytes },
+            top_k, tokens, chunk_rows, stash, keeps_outputs, fixed,
+        }
+    }
+}
+
+fn counts(ranks: usize, experts: usize) -> impl Strategy<Value = Loads> {
+    let count = prop_oneof![2 => Just(0u32), 6 => 0u32..20, 1 => 0u32..400];
+    prop::collection::vec(count, ranks * experts).prop_map(move |counts| {
+        Loads::new(Array2::from_shape_vec((ranks, experts), counts).unwrap()).unwrap()
+    })
+}
+
+fn profile(experts: usize) -> impl Strategy<Value = Profile> {
+    let score = (
+        0..experts,
+        prop_oneof![Just(0usize), 100usize..140],
+        0.0..9.0f32,
+    );
+    prop::collection::vec(score, 0..30).prop_map(move |scores| {
+        let mut counts = vec![0.0; experts * Profile::BUCKETS];
+        for (expert, bucket, count) in scores {
+            counts[expert * Profile::BUCKETS + bucket] += count;
+        }
+        Profile::from_counts(experts, counts).unwrap()
+    })
+}
+
+/// Requests, with budgets from far too little to plenty.
+fn cases() -> impl Strategy<Value = Case> {
+    let policies = [
+        QuotaPolicy::Proportional,
+        QuotaPolicy::Blend,
+        QuotaPolicy::Value,
+        QuotaPolicy::Neyman,
+    ];
+    (1usize..=4, 1usize..=8).prop_flat_map(move |(ranks, experts)| {
+        (
+            (counts(ranks, experts), counts(ranks, experts), memory()),
+            prop::collection::vec(0.0..1.5f64, ranks),
+            prop_oneof![Just(1.0), Just(0.2)],
+            prop::option::of(prop::collection::vec(0..=experts as u32, ranks)),
+            (0..POLICIES, 1usize..=ranks),
+            prop_oneof![Just(0.0), Just(1.0), 0.0..=1.0],
+            (
+                prop::sample::select(policies.to_vec()),
+                prop::option::of(profile(experts)),
+                0u32..5,
+            ),
+            prop::option::of(0.0..0.3f64),
+        )
+            .prop_map(
+                move |(
+                    inputs,
+                    shares,
+                    spread,
+                    slots,
+                    (index, per_node),
+                    retention,
+                    quota,
+                    seconds,
+                )| {
+                    let (loads, _, memory) = inputs;
+                    let rough = rough_bytes(&memory, &loads);
+                    let share = |share: f64| (spread * share + (1.0 - spread)) * rough;
+                    Case {
+                        loads,
+                        memory,
+                        previous: Fixed::placement(experts, ranks).unwrap(),
+                        topology: Topology::new(ranks, per_node).unwrap(),
+                        cluster: cluster(),
+                        budget: shares.into_iter().map(|s| share(s) as u64).collect(),
+                        slots,
+                        placement: policy(index),
+                        retention,
+                        quota_policy: quota.0,
+                        profile: quota.1,
+                        floor: quota.2,
+                        seconds,
+                    }
+                },
+            )
+    })
+}
+
+/// What a rank needs if it holds half of the experts and half of the rows.
+fn rough_bytes(memory: &MemoryModel, loads: &Loads) -> f64 {
+    let half = |n: usize| n.div_ceil(2) as u64;
+    let rows = u64::from(loads.total()).div_ceil(2);
+    let all = half(loads.experts()) * memory.shape.slot_bytes()
+        + rows.min(memory.chunk_rows) * memory.forward_row_bytes()
+        + rows * memory.backward_row_bytes()
+        + memory.stash_bytes(rows, rows)
+        + memory.optimizer_bytes(loads.experts(), loads.ranks())
+        + memory.fixed;
+    all as f64
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    #[test]
+    fn plans_keep_their_promises(case in cases()) {
+        let request = case.request();
+        match plan(&request) {
+            Ok(found) => {
+                check(&request, &found);
+                prop_assert_eq!(plan(&request).unwrap(), found);
+            }
+            Err(Error::BudgetTooSmall { rank, budget, missing, smallest }) => {
+                prop_assert_eq!(budget, case.budget[rank]);
+                prop_assert!(missing > 0 && budget + missing <= smallest);
+                prop_assert!(case.plan_with(smallest).is_ok());
+                // One byte less, and far less, do not do.
+                for less in [1, 1 + smallest / 10] {
+                    let result = case.plan_with(smallest - less);
+                    let Err(Error::BudgetTooSmall { missing, smallest: again, .. }) = result else {
+                        panic!("{result:?}");
+                    };
+                    prop_assert_eq!((missing, again), (less, smallest));
+                }
+            }
+            Err(Error::TooFewSlots { .. } | Error::RankSlots { .. }) => {
+                prop_assert!(case.slots.is_some());
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn budgets_from_the_smallest_on_work(mut case in cases(), more in prop::collection::vec(0u64..5000, 4)) {
+        case.slots = None;
+        case.budget.fill(0);
+        let Err(Error::BudgetTooSmall { smallest, .. }) = plan(&case.request()) else {
+            panic!("something in nothing");
+        };
+        for (budget, more) in case.budget.iter_mut().zip(more) {
+            *budget = smallest + more;
+        }
+        check(&case.request(), &plan(&case.request()).unwrap());
+    }
+}
+
+/// Two ranks, three experts, expert 0 hot.
+fn example() -> Case {
+    Case {
+        loads: Loads::new(array![[60, 10, 10], [50, 20, 10]]).unwrap(),
+        previous: Fixed::placement(3, 2).unwrap(),
+        topology: Topology::single_node(2).unwrap(),
+        memory: MemoryModel {
+            shape: ExpertShape {
+                width: 16,
+                hidden: 32,
+                gated: true,
+                bytes: 4,
+            },
+            top_k: 2,
+            tokens: 40,
+            chunk_rows: 64,
+            stash: Stash::Recompute,
+            keeps_outputs: false,
+            fixed: 0,
+        },
+        cluster: ClusterSpec::preset("8xA100").unwrap(),
+        budget: vec![200_000; 2],
+        slots: None,
+        placement: Box::new(Lrmoe::default()),
+        retention: 0.5,
+        quota_policy: QuotaPolicy::Proportional,
+        profile: None,
+        floor: 0,
+        seconds: None,
+    }
+}
+
+fn binding(plan: &Plan) -> Vec<Constraint> {
+    plan.ranks.iter().map(|of| of.binds).collect()
+}
+
+#[test]
+fn what_binds() {
+    let mut case = example();
+    let found = plan(&case.request()).unwrap();
+    assert_eq!(binding(&found), [Constraint::Retention; 2]);
+    assert_eq!(found.quotas.as_slice(), [55, 15, 10]);
+
+    // Ten rows less than they use.
+    let ten = 10 * case.memory.retained_row_bytes();
+    case.slots = Some(found.slots.clone());
+    case.budget = found
+        .ranks
+        .iter()
+        .map(|of| of.memory.total() - ten)
+        .collect();
+    let found = plan(&case.request()).unwrap();
+    assert_eq!(binding(&found), [Constraint::Memory; 2]);
+    assert_eq!(found.quotas.total(), 60);
+
+    // The other rank holds no expert that has more pairs.
+    case.slots = Some(vec![1, 2]);
+    case.budget = vec![case.budget[0], u64::MAX];
+    case.placement = Box::new(Fixed);
+    case.retention = 1.0;
+    let found = plan(&case.request()).unwrap();
+    assert_eq!(binding(&found), [Constraint::Memory, Constraint::Loads]);
+
+    case.budget.fill(u64::MAX);
+    case.seconds = Some(1e-4);
+    case.cluster = cluster();
+    let found = plan(&case.request()).unwrap();
+    assert_eq!(binding(&found), [Constraint::Time; 2]);
+    assert_eq!(found.quotas.total(), 0);
+}
+
+#[test]
+fn plenty_gives_every_expert_to_every_rank() {
+    let mut case = example();
+    case.budget.fill(u64::MAX);
+    case.placement = Box::new(Symi);
+    let found = plan(&case.request()).unwrap();
+    check(&case.request(), &found);
+    assert!(found.slots.iter().all(|&slots| slots <= 3));
+    assert_eq!(found.quotas.total(), 80);
+}
+
+#[test]
+fn bad_requests() {
+    let case = example();
+    let good = case.request();
+    let refused = |request: PlanRequest<'_>| plan(&request).unwrap_err().to_string();
+    assert_eq!(
+        refused(PlanRequest {
+            budget: &[1],
+            ..good
+        }),
+        "budgets: expected 2, got 1"
+    );
+    assert_eq!(
+        refused(PlanRequest {
+            slots: Some(&[1]),
+            ..good
+        }),
+        "slots: expected 2, got 1"
+    );
+    assert_eq!(
+        refused(PlanRequest {
+            slots: Some(&[1, 1]),
+            ..good
+        }),
+        "2 slots cannot hold 3 experts"
+    );
+    assert_eq!(
+        refused(PlanRequest {
+            retention: 1.5,
+            ..good
+        }),
+        "retention 1.5 is outside 0 to 1"
+    );
+    for seconds in [-1.0, f64::NAN, f64::INFINITY] {
+        let request = PlanRequest {
+            seconds: Some(seconds),
+            ..good
+        };
+        assert!(matches!(
+            plan(&request),
+            Err(Error::OutOfRange {
+                what: "time budget",
+                ..
+            })
+        ));
+    }
+    let topology = Topology::single_node(3).unwrap();
+    assert_eq!(
+        refused(PlanRequest {
+            topology: &topology,
+            ..good
+        }),
+        "source ranks: expected 3, got 2"
+    );
+    let text = refused(PlanRequest {
+        budget: &[0, 0],
+        ..good
+    });
+    assert!(
+        text.starts_with("budget of 0 bytes on rank 0 is "),
+        "{text}"
+    );
+}
