@@ -187,6 +187,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// How a program should end with it: 130 after an interruption, as a shell reports one, else 2.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Replay(crate::replay::ReplayError::Interrupted { .. }) => 130,
+            _ => 2,
+        }
+    }
+
     /// Whether another rank's failure, rather than this rank, is behind it.
     pub(crate) fn is_consequence(&self) -> bool {
         matches!(
