@@ -100,9 +100,14 @@ fn all_to_all_seconds(threads: usize, elements: usize) -> Result<f64, Error> {
         Ok(best)
     };
     std::thread::scope(|scope| {
-        let ranks: Vec<_> = world.into_iter().map(|comm| scope.spawn(move || rank(comm))).collect();
+        let ranks: Vec<_> = world
+            .into_iter()
+            .map(|comm| scope.spawn(move || rank(comm)))
+            .collect();
         let slowest = |slowest: f64, seconds: Result<f64, Error>| Ok(slowest.max(seconds?));
-        let times = ranks.into_iter().map(|rank| rank.join().expect("a measurement does not panic"));
+        let times = ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("a measurement does not panic"));
         times.into_iter().try_fold(0.0, slowest)
     })
 }

@@ -144,7 +144,10 @@ impl TrainOptions {
             slots: self.slots(ranks, model.experts)?,
             chunk_rows: within("chunk-rows", chunk_rows, 1..=u64::from(u32::MAX))?,
             budget_bytes: budget.transpose()?.map(|mib| mib * MIB),
-            cluster: cluster(self.cluster.as_deref().unwrap_or(ClusterSpec::PRESETS[0]), ranks)?,
+            cluster: cluster(
+                self.cluster.as_deref().unwrap_or(ClusterSpec::PRESETS[0]),
+                ranks,
+            )?,
             batch: self.batch(ranks, &model)?,
             steps,
             learning_rate: above("learning-rate", self.learning_rate.unwrap_or(3e-3), 0.0)?,

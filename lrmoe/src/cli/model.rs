@@ -44,17 +44,25 @@ impl ModelArguments {
         let size = |given: Option<usize>, of: fn(&ModelSpec) -> usize| {
             given.or(spec.as_ref().map(of)).unwrap_or_default()
         };
-        let name = spec.as_ref().map_or("given by size".to_owned(), |spec| spec.name.clone());
+        let name = spec
+            .as_ref()
+            .map_or("given by size".to_owned(), |spec| spec.name.clone());
         let changed = spec.is_some() && (self.width.is_some() || self.hidden.is_some());
         Ok(Model {
-            name: if changed { format!("{name}, changed") } else { name },
+            name: if changed {
+                format!("{name}, changed")
+            } else {
+                name
+            },
             shape: ExpertShape {
                 width: size(self.width, |spec| spec.width),
                 hidden: size(self.hidden, |spec| spec.hidden),
                 gated: spec.as_ref().is_none_or(|spec| spec.gated),
                 bytes,
             },
-            sizes: spec.as_ref().map(|spec| [spec.layers, spec.experts, spec.top_k]),
+            sizes: spec
+                .as_ref()
+                .map(|spec| [spec.layers, spec.experts, spec.top_k]),
             top_k: self.top_k.or(spec.as_ref().map(|spec| spec.top_k)),
             shared_experts: spec.map_or(0, |spec| spec.shared_experts),
         })

@@ -7,9 +7,7 @@ use lrmoe::config::cluster;
 use lrmoe::error::Error;
 use lrmoe::replay::{PolicyName, ReplayError, read_loads};
 use lrmoe::trace::write_file;
-use lrmoe_plan::{
-    Fixed, MemoryModel, Placement, PlanRequest, QuotaPolicy, Stash, Topology, plan,
-};
+use lrmoe_plan::{Fixed, MemoryModel, Placement, PlanRequest, QuotaPolicy, Stash, Topology, plan};
 
 use super::model::{ModelArguments, budget};
 

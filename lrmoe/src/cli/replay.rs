@@ -21,7 +21,8 @@ use super::model::ModelArguments;
 /// Where experts would have lived, what would have been dropped or left out of backward, and what that takes on the cluster,
 /// is worked out step by step from the routing of the trace. Nothing is trained; times are modelled.
 #[derive(Args)]
-#[command(after_help = "POLICY is fixed (contiguous experts, no replicas), fixed-replicas (placed once, by the first steps), symi (replicas follow \
+#[command(
+    after_help = "POLICY is fixed (contiguous experts, no replicas), fixed-replicas (placed once, by the first steps), symi (replicas follow \
 popularity, pairs beyond capacity are dropped), flexmoe (replicas grow, shrink and migrate) or lrmoe (all pairs forward, a share RETENTION \
 backward). MEMORY is whole (all rows of a pass at once, activations kept: conventional training; the default of all but lrmoe), chunked-forward \
 (forward in chunks, recomputed: what lrmoe train does; the default of lrmoe) or chunked (backward in chunks too).
@@ -29,7 +30,8 @@ backward). MEMORY is whole (all rows of a pass at once, activations kept: conven
 Examples:
   lrmoe trace synth zipf:1.2 --out zipf.safetensors --experts 128 --top-k 8 --ranks 8 --tokens-per-rank 4096
   lrmoe replay zipf.safetensors --preset qwen3-30b-a3b --cluster 8xA100 --html replay.html
-  lrmoe replay run.safetensors --preset glm-4.5-air --ranks 64 --budget-gib 40 --policies fixed,lrmoe@0.25 --json replay.json")]
+  lrmoe replay run.safetensors --preset glm-4.5-air --ranks 64 --budget-gib 40 --policies fixed,lrmoe@0.25 --json replay.json"
+)]
 pub(crate) struct Replay {
     /// Traces of one run: counts of every pair, and where known each pair with its score (lrmoe trace)
     #[arg(value_name = "TRACE", required = true)]
@@ -106,7 +108,9 @@ impl Replay {
         let settings = Settings {
             model,
             model_layers: self.model_layers,
-            budget: self.budget_gib.map_or(Ok(cluster.memory_bytes), super::model::budget)?,
+            budget: self
+                .budget_gib
+                .map_or(Ok(cluster.memory_bytes), super::model::budget)?,
             cluster,
             contenders: self.policies,
             retention: self.retention,

@@ -18,10 +18,10 @@ use crate::adamw::{AdamW, sum_of_squares};
 use crate::error::Error;
 use crate::policy::{Policy, SymiCapacity};
 use buffer::Buffer;
+pub(crate) use dispatch::rows_between_ranks;
 pub use experts::ExpertParameters;
 use experts::Experts;
 pub use state::LayerState;
-pub(crate) use dispatch::rows_between_ranks;
 use stats::Clock;
 pub use stats::{LayerStats, Seconds, Stage, imbalance};
 

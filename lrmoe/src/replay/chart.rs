@@ -48,6 +48,8 @@ impl Bar<'_> {
 /// One line: a value for each step.
 #[derive(Debug)]
 pub(super) struct Line {
+    /// Index of its colour.
+    pub(super) colour: usize,
     pub(super) points: Vec<(f64, f64)>,
 }
 
@@ -57,7 +59,11 @@ pub(super) fn colour(index: usize) -> RGBColor {
 }
 
 /// Horizontal bars, the first on top, each with its total behind it.
-pub(super) fn bars(plot: &'static str, unit: &str, bars: &[Bar<'_>]) -> Result<String, ReplayError> {
+pub(super) fn bars(
+    plot: &'static str,
+    unit: &str,
+    bars: &[Bar<'_>],
+) -> Result<String, ReplayError> {
     let height = bars.len() as u32 * BAR + 60;
     draw(plot, height, |area| {
         let longest = bars.iter().map(|bar| bar.name.len()).max().unwrap_or(0) as u32;
@@ -91,7 +97,12 @@ pub(super) fn bars(plot: &'static str, unit: &str, bars: &[Bar<'_>]) -> Result<S
                 start += value;
             }
             let label = |at: (f64, f64), shift: i32, words: String, side: HPos| {
-                EmptyElement::at(at) + Text::new(words, (shift, 0), text(14).pos(Pos::new(side, VPos::Center)))
+                EmptyElement::at(at)
+                    + Text::new(
+                        words,
+                        (shift, 0),
+                        text(14).pos(Pos::new(side, VPos::Center)),
+                    )
             };
             chart.draw_series([
                 label((0.0, middle), -8, bar.name.to_owned(), HPos::Right),
@@ -109,9 +120,10 @@ pub(super) fn lines(
     from: f64,
     lines: &[Line],
 ) -> Result<String, ReplayError> {
-    let lines: Vec<Vec<(f64, f64)>> = lines.iter().map(|line| thin(&line.points)).collect();
+    let thin = |line: &Line| (colour(line.colour), thin(&line.points));
+    let lines: Vec<(RGBColor, Vec<(f64, f64)>)> = lines.iter().map(thin).collect();
     draw(plot, LINES_HEIGHT, |area| {
-        let points = || lines.iter().flatten();
+        let points = || lines.iter().flat_map(|(_, points)| points);
         let first = points().map(|point| point.0).fold(f64::INFINITY, f64::min);
         let last = points().map(|point| point.0).fold(first + 1.0, f64::max);
         let most = points().map(|point| point.1).fold(from, f64::max);
@@ -136,11 +148,10 @@ pub(super) fn lines(
             .x_desc("step")
             .y_desc(unit)
             .draw()?;
-        for (index, line) in lines.iter().enumerate() {
-            let style = colour(index).stroke_width(2);
-            chart.draw_series([PathElement::new(line.clone(), style)])?;
+        for (colour, line) in &lines {
+            chart.draw_series([PathElement::new(line.clone(), colour.stroke_width(2))])?;
             if line.len() <= MARKED {
-                let mark = |&point: &(f64, f64)| Circle::new(point, 3, colour(index).filled());
+                let mark = |&point: &(f64, f64)| Circle::new(point, 3, colour.filled());
                 chart.draw_series(line.iter().map(mark))?;
             }
         }
@@ -170,14 +181,18 @@ fn draw(
 
 fn text(size: u32) -> TextStyle<'static> {
     // The backend draws a font a quarter smaller than it is told.
-    ("sans-serif", f64::from(size) * 1.24).into_font().color(&INK)
+    ("sans-serif", f64::from(size) * 1.24)
+        .into_font()
+        .color(&INK)
 }
 
 /// At most [`POINTS`] points, each the mean of as many.
 fn thin(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let together = points.len().div_ceil(POINTS).max(1);
     let mean = |points: &[(f64, f64)]| {
-        let sum = points.iter().fold((0.0, 0.0), |sum, point| (sum.0 + point.0, sum.1 + point.1));
+        let sum = points
+            .iter()
+            .fold((0.0, 0.0), |sum, point| (sum.0 + point.0, sum.1 + point.1));
         (sum.0 / points.len() as f64, sum.1 / points.len() as f64)
     };
     points.chunks(together).map(mean).collect()

@@ -22,7 +22,11 @@ pub(super) struct Contest<'a> {
 
 impl<'a> Contest<'a> {
     /// `history` holds, layer by layer, the loads by which `fixed-replicas` places.
-    pub(super) fn new(rules: Rules<'a>, first: u32, history: &[Loads]) -> Result<Self, ReplayError> {
+    pub(super) fn new(
+        rules: Rules<'a>,
+        first: u32,
+        history: &[Loads],
+    ) -> Result<Self, ReplayError> {
         let layers = history.iter().enumerate().map(|(index, history)| {
             Layer::new(index as u32, &rules, history).map_err(rules.at(first, index))
         });
@@ -34,12 +38,18 @@ impl<'a> Contest<'a> {
     }
 
     /// One step of all layers. `gates` are ones, of the shape of the step's pairs.
-    pub(super) fn step(&mut self, step: &Step, gates: ArrayView2<'_, f32>) -> Result<(), ReplayError> {
+    pub(super) fn step(
+        &mut self,
+        step: &Step,
+        gates: ArrayView2<'_, f32>,
+    ) -> Result<(), ReplayError> {
         let rules = &self.rules;
         let memory = rules.memory(step.tokens);
         let forward = self.layers.par_iter().zip(&step.loads).enumerate();
         let forward = forward.map(|(index, (layer, loads))| {
-            layer.forward(rules, loads).map_err(rules.at(step.number, index))
+            layer
+                .forward(rules, loads)
+                .map_err(rules.at(step.number, index))
         });
         let forward: Vec<Forward> = forward.collect::<Result<_, _>>()?;
         let capacities = self.capacities(step.number, &memory, &forward)?;
@@ -48,12 +58,20 @@ impl<'a> Contest<'a> {
         let placed: Vec<_> = placed.collect();
         let finish = |(index, layer): (usize, &mut Layer)| {
             let loads = &step.loads[index];
-            let recorded = step.pairs.as_ref().map(|pairs| {
-                Recorded::new(&pairs[index], gates, loads.ranks(), loads.experts())
-            });
+            let recorded = step
+                .pairs
+                .as_ref()
+                .map(|pairs| Recorded::new(&pairs[index], gates, loads.ranks(), loads.experts()));
             let finish = |recorded: Option<Recorded<'_>>| {
                 let (number, forward) = (step.number, &forward[index]);
-                layer.finish(rules, number, loads, forward, recorded.as_ref(), &capacities[index])
+                layer.finish(
+                    rules,
+                    number,
+                    loads,
+                    forward,
+                    recorded.as_ref(),
+                    &capacities[index],
+                )
             };
             let done = recorded.transpose().and_then(finish);
             done.map_err(rules.at(step.number, index))
@@ -95,7 +113,9 @@ impl<'a> Contest<'a> {
                 memory.of_rank(placement, rank, rules.slots[rank], rows, retained)
             };
             let lasting = |memory: &Memory| memory.total() - memory.token_buffers();
-            let all: u64 = (0..forward.len()).map(|layer| lasting(&of_layer(layer, 0))).sum();
+            let all: u64 = (0..forward.len())
+                .map(|layer| lasting(&of_layer(layer, 0)))
+                .sum();
             let all = rules.all_layers(all);
             for (layer, capacities) in capacities.iter_mut().enumerate() {
                 let none = of_layer(layer, 0);

@@ -101,7 +101,9 @@ pub enum ReplayError {
     #[error("the trace does not say how many experts a token has; give --preset or --top-k")]
     UnknownTopK,
     /// Tokens cannot be multiplied if their number is unknown.
-    #[error("the trace does not say how many tokens a rank has, so --tokens-per-rank cannot multiply them")]
+    #[error(
+        "the trace does not say how many tokens a rank has, so --tokens-per-rank cannot multiply them"
+    )]
     UnknownTokens,
     /// More or fewer ranks or tokens than a multiple of the trace's.
     #[error("{asked} {what} are not a multiple of the trace's {traced}")]

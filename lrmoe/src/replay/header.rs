@@ -14,7 +14,10 @@ pub(super) fn header(
 ) -> Header {
     let (trace, shape) = (source.header(), &settings.model.shape);
     Header {
-        traces: source.paths().map(|path| path.display().to_string()).collect(),
+        traces: source
+            .paths()
+            .map(|path| path.display().to_string())
+            .collect(),
         first_step: source.number(0),
         last_step: source.number(source.len() - 1),
         steps: source.len(),
@@ -68,7 +71,10 @@ fn notes(source: &Source, settings: &Settings, top_k: usize, by: Multiples) -> V
             ));
         }
     }
-    if let Some(layers) = settings.model_layers.filter(|&layers| layers != trace.layers) {
+    if let Some(layers) = settings
+        .model_layers
+        .filter(|&layers| layers != trace.layers)
+    {
         notes.push(format!(
             "placement, replicas, stash, optimizer, bytes and time of the trace's {} layers are scaled to {layers}",
             trace.layers
@@ -87,7 +93,9 @@ fn notes(source: &Source, settings: &Settings, top_k: usize, by: Multiples) -> V
         ));
     }
     if model.shared_experts > 0 {
-        notes.push("shared experts are left out: every token passes them, whatever the policy".into());
+        notes.push(
+            "shared experts are left out: every token passes them, whatever the policy".into(),
+        );
     }
     match source.scored() {
         0 => notes.push("the trace has no scores: retained pairs are dealt to source ranks in proportion to what they have, and what contribution they keep is unknown".into()),
@@ -102,7 +110,12 @@ fn notes(source: &Source, settings: &Settings, top_k: usize, by: Multiples) -> V
 
 /// What is counted, and how.
 fn assumptions(settings: &Settings) -> Vec<String> {
-    let has = |policy| settings.contenders.iter().any(|contender| contender.policy == policy);
+    let has = |policy| {
+        settings
+            .contenders
+            .iter()
+            .any(|contender| contender.policy == policy)
+    };
     let mut lines = vec![
         "Memory is that of the MoE layers on the rank that holds most; attention, embeddings, activations of the dense part and the framework are not in it. Peak is the worst step, mean the mean over steps of each step's worst rank.".to_owned(),
         "Placement and replicas are weights and gradients of every slot, used or not, of all layers at once. Token buffers serve one layer after another, so those of the layer that needs most count. The stash of all layers lies in memory at once. The optimizer's state (12 bytes a parameter, divided evenly over the ranks) is apart from the total.".to_owned(),

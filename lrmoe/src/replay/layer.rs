@@ -76,7 +76,10 @@ impl Layer {
             PolicyName::FixedReplicas => history,
             _ => &even,
         };
-        let placement = rules.policy().placing().place(&rules.request(loads, &contiguous))?;
+        let placement = rules
+            .policy()
+            .placing()
+            .place(&rules.request(loads, &contiguous))?;
         let symi = match rules.policy() {
             PolicyName::Symi => Some(SymiCapacity::new(
                 rules.settings.capacity_factor,
@@ -209,14 +212,21 @@ impl Layer {
         if rules.stash() == Stash::Recompute {
             // Everything fits where nothing is planned.
             let capacities = (rules.policy() == PolicyName::Lrmoe).then_some(capacities);
-            let table = route(retained.view(), &self.placement, &rules.topology, capacities)?;
+            let table = route(
+                retained.view(),
+                &self.placement,
+                &rules.topology,
+                capacities,
+            )?;
             return Ok(rows_between_ranks(&table));
         }
         let ranks = self.placement.ranks();
         let mut rows = Array2::zeros((ranks, ranks));
         for ((source, expert), &count) in retained.indexed_iter() {
             let instances = self.placement.instances_of(expert);
-            let sent = instances.iter().map(|&i| forward.table.counts()[[source, i as usize]]);
+            let sent = instances
+                .iter()
+                .map(|&i| forward.table.counts()[[source, i as usize]]);
             let shares = apportion(count, &sent.collect::<Vec<u32>>());
             for (&instance, share) in instances.iter().zip(shares) {
                 rows[[source, self.placement.rank_of(instance as usize)]] += u64::from(share);
@@ -229,7 +239,10 @@ impl Layer {
         if rules.is_static() {
             return Ok(self.placement.clone());
         }
-        Ok(rules.policy().placing().place(&rules.request(loads, &self.placement))?)
+        Ok(rules
+            .policy()
+            .placing()
+            .place(&rules.request(loads, &self.placement))?)
     }
 
     fn work(
@@ -297,3 +310,6 @@ fn balanced(work: &StepWork, rules: &Rules<'_>) -> StepWork {
         delivery: evenly(&work.delivery),
     }
 }
+
+#[cfg(test)]
+mod tests;

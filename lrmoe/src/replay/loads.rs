@@ -24,7 +24,10 @@ pub fn read_loads(path: &Path) -> Result<Loads, ReplayError> {
     } else if path.as_os_str() == "-" {
         read_csv(path, std::io::stdin().lock())?
     } else {
-        read_csv(path, std::fs::File::open(path).map_err(TraceError::io(path))?)?
+        read_csv(
+            path,
+            std::fs::File::open(path).map_err(TraceError::io(path))?,
+        )?
     };
     Loads::new(counts).map_err(|source| ReplayError::Loads {
         path: path.into(),
@@ -47,7 +50,10 @@ fn read_numpy(path: &Path) -> Result<Array2<u32>, ReplayError> {
 
 fn read_csv(path: &Path, file: impl Read) -> Result<Array2<u32>, ReplayError> {
     let mut builder = csv::ReaderBuilder::new();
-    builder.has_headers(false).trim(csv::Trim::All).comment(Some(b'#'));
+    builder
+        .has_headers(false)
+        .trim(csv::Trim::All)
+        .comment(Some(b'#'));
     let mut reader = builder.from_reader(file);
     let (mut counts, mut ranks) = (Vec::new(), 0);
     for record in reader.records() {

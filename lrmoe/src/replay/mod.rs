@@ -72,7 +72,14 @@ pub fn replay(
     let history = history(source, settings, top_k, by)?;
     let first = source.number(0);
     let contest = |contender: &Contender| {
-        let rules = Rules::new(settings, *contender, topology, trace.experts, top_k, trace.layers);
+        let rules = Rules::new(
+            settings,
+            *contender,
+            topology,
+            trace.experts,
+            top_k,
+            trace.layers,
+        );
         Contest::new(rules, first, &history)
     };
     let contests = settings.contenders.iter().map(contest);
@@ -107,7 +114,11 @@ fn multiples(source: &Source, settings: &Settings) -> Result<Multiples, ReplayEr
     let times = |what, asked: Option<usize>, traced: usize| match asked {
         None => Ok(1),
         Some(asked) if asked > 0 && asked.is_multiple_of(traced) => Ok(asked / traced),
-        Some(asked) => Err(ReplayError::NotAMultiple { what, asked, traced }),
+        Some(asked) => Err(ReplayError::NotAMultiple {
+            what,
+            asked,
+            traced,
+        }),
     };
     let tokens = match (settings.tokens_per_rank, source.tokens_per_rank()) {
         (None, _) => 1,
@@ -127,16 +138,28 @@ fn history(
     top_k: usize,
     by: Multiples,
 ) -> Result<Vec<Loads>, ReplayError> {
-    let needed = settings.contenders.iter().any(|contender| contender.policy == PolicyName::FixedReplicas);
-    let steps = if needed { settings.history.min(source.len()) } else { 1 };
+    let needed = settings
+        .contenders
+        .iter()
+        .any(|contender| contender.policy == PolicyName::FixedReplicas);
+    let steps = if needed {
+        settings.history.min(source.len())
+    } else {
+        1
+    };
     let mut sums: Vec<Array2<u64>> = Vec::new();
     for index in 0..steps {
         let step = source.step(index, top_k, by, false)?;
-        let counts = step.loads.iter().map(|loads| loads.counts().mapv(u64::from));
+        let counts = step
+            .loads
+            .iter()
+            .map(|loads| loads.counts().mapv(u64::from));
         if sums.is_empty() {
             sums = counts.collect();
         } else {
-            sums.iter_mut().zip(counts).for_each(|(sum, counts)| *sum += &counts);
+            sums.iter_mut()
+                .zip(counts)
+                .for_each(|(sum, counts)| *sum += &counts);
         }
     }
     let mean = |sum: Array2<u64>| Loads::new(sum.mapv(|sum| (sum / steps as u64) as u32));

@@ -29,9 +29,17 @@ pub fn page(report: &Report) -> Result<String, ReplayError> {
         ("{{title}}", escape(&title)),
         ("{{ink}}", hex(INK)),
         ("{{grid}}", hex(GRID)),
-        ("{{header}}", facts.map(|(name, fact)| format!("<dt>{name}</dt><dd>{}</dd>\n", escape(fact))).collect()),
+        (
+            "{{header}}",
+            facts
+                .map(|(name, fact)| format!("<dt>{name}</dt><dd>{}</dd>\n", escape(fact)))
+                .collect(),
+        ),
         ("{{notes}}", list(notes.map(|(_, note)| note.as_str()))),
-        ("{{assumptions}}", items(report.header.assumptions.iter().map(String::as_str))),
+        (
+            "{{assumptions}}",
+            items(report.header.assumptions.iter().map(String::as_str)),
+        ),
         ("{{body}}", body(report)?),
     ] {
         page = page.replacen(place, &with, 1);
@@ -39,56 +47,106 @@ pub fn page(report: &Report) -> Result<String, ReplayError> {
     Ok(page)
 }
 
+/// A plot or table with what it shows.
+struct Section {
+    title: &'static str,
+    words: &'static str,
+    legend: String,
+    content: String,
+}
+
 fn body(report: &Report) -> Result<String, ReplayError> {
-    let names: Vec<&str> = report.policies.iter().map(|policy| policy.name.as_str()).collect();
+    let figures = |title, words, table: &Table| Section {
+        title,
+        words,
+        legend: String::new(),
+        content: table_of(table),
+    };
+    let sections = [
+        memory(report)?,
+        load(report)?,
+        time(report)?,
+        traffic(report)?,
+        planning(report)?,
+        figures("Figures: memory", "GiB.", &report.memory()),
+        figures(
+            "Figures: work and traffic",
+            "Mean over the steps.",
+            &report.work(),
+        ),
+    ];
     let mut body = String::new();
-    let mut section = |title: &str, words: &str, legend: &[&str], content: &str| {
+    for section in sections {
         let _ = writeln!(
             body,
-            "<h2>{title}</h2>\n<p>{words}</p>\n{}<figure class=\"wide\">\n{content}</figure>",
-            legend_of(legend)
+            "<h2>{}</h2>\n<p>{}</p>\n{}<figure class=\"wide\">\n{}</figure>",
+            section.title, section.words, section.legend, section.content
         );
-    };
-    section(
-        "Memory",
-        "Peak over the steps, of the rank that holds most; the optimizer's state is apart.",
-        &["placement", "replicas", "token buffers forward", "token buffers backward", "stash"],
-        &bars("memory", "GiB", &bars_of(report, memory_parts))?,
-    );
-    section(
-        "Load",
-        "Rows that a rank runs forward and backward, largest over mean of the ranks, mean over layers.",
-        &names,
-        &lines("load", "largest / mean", 1.0, &lines_of(report, |point| point.load_max_over_mean))?,
-    );
-    section(
-        "Time",
-        "Modelled time of the MoE layers in a step.",
-        &names,
-        &lines("time", "ms, modelled", 0.0, &lines_of(report, |point| point.modelled_seconds * 1e3))?,
-    );
-    section(
-        "Traffic",
-        "Bytes between ranks in a step, all ranks together, mean over the steps; update is gradients to the optimizer's shards and weights back.",
-        &[
-            "forward, inside nodes",
-            "forward, between nodes",
-            "backward, inside nodes",
-            "backward, between nodes",
-            "update, inside nodes",
-            "update, between nodes",
-        ],
-        &bars("traffic", "GB", &bars_of(report, traffic_parts))?,
-    );
-    section(
-        "Planning",
-        "Time to plan quotas and the next placement of a layer, measured on one thread of the machine that replayed.",
-        &[],
-        &bars("planning", "us, measured", &bars_of(report, |policy| vec![policy.measured_planning_seconds * 1e6]))?,
-    );
-    section("Figures: memory", "GiB.", &[], &table_of(&report.memory()));
-    section("Figures: work and traffic", "Mean over the steps.", &[], &table_of(&report.work()));
+    }
     Ok(body)
+}
+
+fn memory(report: &Report) -> Result<Section, ReplayError> {
+    let parts = [
+        "placement",
+        "replicas",
+        "token buffers forward",
+        "token buffers backward",
+        "stash",
+    ];
+    Ok(Section {
+        title: "Memory",
+        words: "Peak over the steps, of the rank that holds most; the optimizer's state is apart.",
+        legend: legend(parts.into_iter().enumerate()),
+        content: bars("memory", "GiB", &bars_of(report, memory_parts))?,
+    })
+}
+
+fn load(report: &Report) -> Result<Section, ReplayError> {
+    let (names, drawn) = lines_of(report, |point| point.load_max_over_mean);
+    Ok(Section {
+        title: "Load",
+        words: "Rows that a rank runs forward and backward, largest over mean of the ranks, mean over layers.",
+        legend: names,
+        content: lines("load", "largest / mean", 1.0, &drawn)?,
+    })
+}
+
+fn time(report: &Report) -> Result<Section, ReplayError> {
+    let (names, drawn) = lines_of(report, |point| point.modelled_seconds * 1e3);
+    Ok(Section {
+        title: "Time",
+        words: "Modelled time of the MoE layers in a step.",
+        legend: names,
+        content: lines("time", "ms, modelled", 0.0, &drawn)?,
+    })
+}
+
+fn traffic(report: &Report) -> Result<Section, ReplayError> {
+    let parts = [
+        "forward, inside nodes",
+        "forward, between nodes",
+        "backward, inside nodes",
+        "backward, between nodes",
+        "update, inside nodes",
+        "update, between nodes",
+    ];
+    Ok(Section {
+        title: "Traffic",
+        words: "Bytes between ranks in a step, all ranks together, mean over the steps; update is gradients to the optimizer's shards and weights back.",
+        legend: legend(parts.into_iter().enumerate()),
+        content: bars("traffic", "GB", &bars_of(report, traffic_parts))?,
+    })
+}
+
+fn planning(report: &Report) -> Result<Section, ReplayError> {
+    let microseconds = |policy: &PolicyReport| vec![policy.measured_planning_seconds * 1e6];
+    Ok(Section {
+        title: "Planning",
+        words: "Time to plan quotas and the next placement of a layer, measured on one thread of the machine that replayed.",
+        legend: String::new(),
+        content: bars("planning", "us, measured", &bars_of(report, microseconds))?,
+    })
 }
 
 fn bars_of(report: &Report, parts: fn(&PolicyReport) -> Vec<f64>) -> Vec<Bar<'_>> {
@@ -99,12 +157,32 @@ fn bars_of(report: &Report, parts: fn(&PolicyReport) -> Vec<f64>) -> Vec<Bar<'_>
     bars.collect()
 }
 
-fn lines_of(report: &Report, value: fn(&super::Point) -> f64) -> Vec<Line> {
-    let line = |policy: &PolicyReport| {
-        let points = policy.points.iter().map(|point| (f64::from(point.step), value(point)));
-        Line { points: points.collect() }
-    };
-    report.policies.iter().map(line).collect()
+/// Legend and lines; contenders that go together all the way share one.
+fn lines_of(report: &Report, value: fn(&super::Point) -> f64) -> (String, Vec<Line>) {
+    let (mut names, mut lines): (Vec<String>, Vec<Line>) = (Vec::new(), Vec::new());
+    for (index, policy) in report.policies.iter().enumerate() {
+        let points = policy.points.iter();
+        let points = points.map(|point| (f64::from(point.step), value(point)));
+        let points: Vec<(f64, f64)> = points.collect();
+        match lines.iter().position(|line| line.points == points) {
+            Some(known) => {
+                names[known].push_str(", ");
+                names[known].push_str(&policy.name);
+            }
+            None => {
+                names.push(policy.name.clone());
+                lines.push(Line {
+                    colour: index,
+                    points,
+                });
+            }
+        }
+    }
+    let names = lines
+        .iter()
+        .map(|line| line.colour)
+        .zip(names.iter().map(String::as_str));
+    (legend(names), lines)
 }
 
 fn memory_parts(policy: &PolicyReport) -> Vec<f64> {
@@ -120,21 +198,24 @@ fn memory_parts(policy: &PolicyReport) -> Vec<f64> {
 }
 
 fn traffic_parts(policy: &PolicyReport) -> Vec<f64> {
-    let links = [policy.forward_links, policy.backward_links, policy.update_links];
+    let links = [
+        policy.forward_links,
+        policy.backward_links,
+        policy.update_links,
+    ];
     let bytes = links.iter().flat_map(|links| [links.intra, links.inter]);
     bytes.map(|bytes| bytes as f64 / 1e9).collect()
 }
 
-fn legend_of(names: &[&str]) -> String {
-    if names.is_empty() {
-        return String::new();
-    }
-    let item = |(index, name): (usize, &&str)| {
+/// Names beside their colours.
+fn legend<'a>(names: impl Iterator<Item = (usize, &'a str)>) -> String {
+    let item = |(index, name)| {
         let colour = colour(index);
         let (r, g, b) = (colour.0, colour.1, colour.2);
-        format!("<li><span style=\"background: rgb({r}, {g}, {b})\"></span>{}</li>\n", escape(name))
+        let mark = format!("<span style=\"background: rgb({r}, {g}, {b})\"></span>");
+        format!("<li>{mark}{}</li>\n", escape(name))
     };
-    let items: String = names.iter().enumerate().map(item).collect();
+    let items: String = names.map(item).collect();
     format!("<ul class=\"legend\">\n{items}</ul>\n")
 }
 
@@ -146,7 +227,11 @@ fn table_of(table: &Table) -> String {
     let content = |row: &comfy_table::Row| row.cell_iter().map(|cell| cell.content()).collect();
     let head = table.header().map(|header| row(content(header), "th"));
     let rows = table.row_iter().map(|cells| row(content(cells), "td"));
-    format!("<table>\n{}{}</table>\n", head.unwrap_or_default(), rows.collect::<String>())
+    format!(
+        "<table>\n{}{}</table>\n",
+        head.unwrap_or_default(),
+        rows.collect::<String>()
+    )
 }
 
 /// A list, or nothing if there is nothing to list.
@@ -158,9 +243,14 @@ fn list<'a>(lines: impl Iterator<Item = &'a str>) -> String {
 }
 
 fn items<'a>(lines: impl Iterator<Item = &'a str>) -> String {
-    lines.map(|line| format!("<li>{}</li>\n", escape(line))).collect()
+    lines
+        .map(|line| format!("<li>{}</li>\n", escape(line)))
+        .collect()
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }

@@ -29,11 +29,16 @@ pub(super) fn apportion(total: u32, weights: &[u32]) -> Vec<u32> {
 /// Divides each column's total among its rows in proportion to `weights`, `[rows, columns]`.
 pub(super) fn apportion_columns(totals: &[u32], weights: ArrayView2<'_, u32>) -> Array2<u32> {
     let mut shares = Array2::zeros(weights.raw_dim());
-    for ((&total, weights), mut shares) in
-        totals.iter().zip(weights.columns()).zip(shares.columns_mut())
+    for ((&total, weights), mut shares) in totals
+        .iter()
+        .zip(weights.columns())
+        .zip(shares.columns_mut())
     {
         let dealt = apportion(total, &weights.to_vec());
-        shares.iter_mut().zip(dealt).for_each(|(s, dealt)| *s = dealt);
+        shares
+            .iter_mut()
+            .zip(dealt)
+            .for_each(|(s, dealt)| *s = dealt);
     }
     shares
 }
@@ -64,7 +69,10 @@ impl<'a> Recorded<'a> {
         experts: usize,
     ) -> Result<Self, Error> {
         let pairs = Pairs::new(recorded.expert.view(), gates, experts, 0)?;
-        let values = recorded.score.as_slice().expect("selected rows are in standard layout");
+        let values = recorded
+            .score
+            .as_slice()
+            .expect("selected rows are in standard layout");
         let norms: Vec<SquaredNorm> = values.iter().map(|&s| SquaredNorm::of(&[s])).collect();
         Ok(Self {
             scores: score(Score::Forward, &pairs, None, Some(&norms), &mut Solo)?,
@@ -80,7 +88,12 @@ impl<'a> Recorded<'a> {
     }
 
     /// Selects within the quotas.
-    pub(super) fn select(&self, method: Method, quotas: &[u32], draw: Draw) -> Result<Retained, Error> {
+    pub(super) fn select(
+        &self,
+        method: Method,
+        quotas: &[u32],
+        draw: Draw,
+    ) -> Result<Retained, Error> {
         let kept = select(method, &self.pairs, &self.scores, quotas, draw, &mut Solo)?;
         Ok(self.retained(kept.pairs.into_iter().map(|pair| pair as usize)))
     }

@@ -25,7 +25,9 @@ pub(super) struct Rules<'a> {
 fn slots(settings: &Settings, policy: PolicyName, experts: usize, ranks: usize) -> Vec<u32> {
     if !policy.replicates() {
         let first = |rank: usize| rank * experts / ranks;
-        return (0..ranks).map(|rank| (first(rank + 1) - first(rank)) as u32).collect();
+        return (0..ranks)
+            .map(|rank| (first(rank + 1) - first(rank)) as u32)
+            .collect();
     }
     let usual = (5 * experts).div_ceil(4 * ranks).min(experts);
     vec![settings.slots.unwrap_or(usual as u32); ranks]
@@ -140,7 +142,11 @@ impl<'a> Rules<'a> {
     }
 
     /// An error of a stage, with its place in the replay.
-    pub(super) fn at(&self, step: u32, layer: usize) -> impl FnOnce(crate::error::Error) -> ReplayError {
+    pub(super) fn at(
+        &self,
+        step: u32,
+        layer: usize,
+    ) -> impl FnOnce(crate::error::Error) -> ReplayError {
         let contender = self.contender.to_string();
         move |source| ReplayError::At {
             contender,

@@ -80,11 +80,19 @@ impl Settings {
             range: range.into(),
         };
         if !(0.0..=1.0).contains(&self.retention) {
-            return Err(out_of_range("retention", self.retention.to_string(), "0 to 1"));
+            return Err(out_of_range(
+                "retention",
+                self.retention.to_string(),
+                "0 to 1",
+            ));
         }
         if !(self.capacity_factor > 0.0 && self.capacity_factor <= 1e9) {
             let value = self.capacity_factor.to_string();
-            return Err(out_of_range("capacity-factor", value, "above 0 and at most 1e9"));
+            return Err(out_of_range(
+                "capacity-factor",
+                value,
+                "above 0 and at most 1e9",
+            ));
         }
         let shape = &self.model.shape;
         let counts = [
@@ -100,7 +108,11 @@ impl Settings {
         ];
         for (name, value) in counts {
             if !(1..=MOST).contains(&value) {
-                return Err(out_of_range(name, value.to_string(), &format!("1 to {MOST}")));
+                return Err(out_of_range(
+                    name,
+                    value.to_string(),
+                    &format!("1 to {MOST}"),
+                ));
             }
         }
         Ok(())

@@ -149,7 +149,10 @@ impl Source {
 
     /// Steps that have pairs with scores.
     pub(super) fn scored(&self) -> usize {
-        self.steps.iter().filter(|step| step.pairs.is_some()).count()
+        self.steps
+            .iter()
+            .filter(|step| step.pairs.is_some())
+            .count()
     }
 
     /// Reads a step, its pairs only where `with_pairs`.
@@ -165,11 +168,13 @@ impl Source {
         let loads = counts.outer_iter().map(|counts| {
             let count = |(rank, expert): (usize, usize)| {
                 let count = counts[[rank % counts.nrows(), expert]];
-                count.checked_mul(by.tokens as u32).ok_or(ReplayError::Overflow {
-                    step: place.number,
-                    count,
-                    times: by.tokens as u32,
-                })
+                count
+                    .checked_mul(by.tokens as u32)
+                    .ok_or(ReplayError::Overflow {
+                        step: place.number,
+                        count,
+                        times: by.tokens as u32,
+                    })
             };
             let shape = (counts.nrows() * by.ranks, counts.ncols());
             let all = ndarray::indices(shape).into_iter().map(count);
@@ -178,7 +183,9 @@ impl Source {
             Ok(Loads::new(all)?)
         });
         let loads = loads.collect::<Result<Vec<Loads>, ReplayError>>()?;
-        let most = loads.iter().flat_map(|loads| loads.counts().sum_axis(Axis(1)));
+        let most = loads
+            .iter()
+            .flat_map(|loads| loads.counts().sum_axis(Axis(1)));
         let most = most.max().unwrap_or(0) as usize;
         let tokens = self.tokens_per_rank().unwrap_or(0) * by.tokens;
         let pairs = match place.pairs.filter(|_| with_pairs) {
@@ -259,7 +266,10 @@ fn repeat(record: &PairRecord, tokens_per_rank: usize, by: Multiples) -> Option<
         })
         .collect();
     let pairs = (0..layers).map(|layer| ScoredPairs {
-        expert: record.expert.slice(s![layer, .., ..]).select(Axis(0), &order),
+        expert: record
+            .expert
+            .slice(s![layer, .., ..])
+            .select(Axis(0), &order),
         score: score.slice(s![layer, .., ..]).select(Axis(0), &order),
     });
     Some(pairs.collect())

@@ -60,7 +60,10 @@ impl Header {
 
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines = self.facts().into_iter().map(|(name, fact)| format!("{name:<9} {fact}"));
+        let lines = self
+            .facts()
+            .into_iter()
+            .map(|(name, fact)| format!("{name:<9} {fact}"));
         f.write_str(&lines.collect::<Vec<_>>().join("\n"))
     }
 }
@@ -69,8 +72,16 @@ impl fmt::Display for Report {
     /// Header, two Markdown tables, what they count.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}\n", self.header)?;
-        writeln!(f, "Memory of the rank that holds most, GiB, peak over the steps\n\n{}\n", self.memory())?;
-        writeln!(f, "Work and traffic of a step, mean over the steps\n\n{}\n", self.work())?;
+        writeln!(
+            f,
+            "Memory of the rank that holds most, GiB, peak over the steps\n\n{}\n",
+            self.memory()
+        )?;
+        writeln!(
+            f,
+            "Work and traffic of a step, mean over the steps\n\n{}\n",
+            self.work()
+        )?;
         for assumption in &self.header.assumptions {
             writeln!(f, "- {assumption}")?;
         }
@@ -94,7 +105,11 @@ impl Report {
         ]);
         for policy in &self.policies {
             let (peak, memory) = (&policy.memory.peak_bytes, &policy.memory);
-            let over = if memory.over_budget { " over budget" } else { "" };
+            let over = if memory.over_budget {
+                " over budget"
+            } else {
+                ""
+            };
             let mut row = vec![format!("{}{over}", policy.name)];
             row.extend(
                 [
@@ -138,19 +153,28 @@ impl Report {
 
 fn work_row(policy: &PolicyReport) -> [String; 11] {
     let links = |bytes: &LinkBytes| {
-        format!("{:.3} ({:.3})", bytes.total() as f64 / 1e9, bytes.inter as f64 / 1e9)
+        format!(
+            "{:.3} ({:.3})",
+            bytes.total() as f64 / 1e9,
+            bytes.inter as f64 / 1e9
+        )
     };
     [
         policy.name.clone(),
         links(&policy.forward_links),
         links(&policy.backward_links),
         links(&policy.update_links),
-        format!("{:.3} ({:.3})", policy.load_max_over_mean, policy.worst_load_max_over_mean),
+        format!(
+            "{:.3} ({:.3})",
+            policy.load_max_over_mean, policy.worst_load_max_over_mean
+        ),
         format!("{:.3}", policy.modelled_step_seconds * 1e3),
         percent(policy.share_of_balanced),
         percent(policy.dropped),
         percent(policy.left_out),
-        policy.contribution_kept.map_or_else(|| "-".to_owned(), percent),
+        policy
+            .contribution_kept
+            .map_or_else(|| "-".to_owned(), percent),
         format!("{:.1}", policy.measured_planning_seconds * 1e6),
     ]
 }

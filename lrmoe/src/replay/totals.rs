@@ -3,7 +3,7 @@
 use lrmoe_plan::{Memory, ModelledSeconds};
 
 use super::layer::{Forward, LayerStep};
-use super::report::{MemoryParts, MemoryReport, PolicyReport, Point};
+use super::report::{MemoryParts, MemoryReport, Point, PolicyReport};
 use super::rules::Rules;
 use super::traffic::LinkBytes;
 

@@ -199,7 +199,13 @@ mod tests {
         let topology = Topology::new(4, 2).expect("two nodes");
         let bytes = array![[9, 6, 8, 0], [0, 9, 0, 8], [0, 0, 9, 6], [0, 0, 0, 9]];
         let even = evenly(&bytes, &topology);
-        assert_eq!(even, array![[0, 3, 2, 2], [3, 0, 2, 2], [2, 2, 0, 3], [2, 2, 3, 0]]);
-        assert_eq!(LinkBytes::of(&even, &topology), LinkBytes::of(&bytes, &topology));
+        assert_eq!(
+            even,
+            array![[0, 3, 2, 2], [3, 0, 2, 2], [2, 2, 0, 3], [2, 2, 3, 0]]
+        );
+        assert_eq!(
+            LinkBytes::of(&even, &topology),
+            LinkBytes::of(&bytes, &topology)
+        );
     }
 }

@@ -45,9 +45,15 @@ fn fixed() {
     assert_eq!(fixed.backward_bytes, (3 + 4) * 20 / 2);
     assert_eq!(fixed.update_bytes, 0);
     // A row takes 1 s forward and 2 s backward; 2 rows, then 4, of 4 bytes cross four times at 4 bytes a second.
-    close(fixed.modelled_step_seconds, (5.5 + 10.5 + 4.0 * 2.25 + 8.5 + 16.5 + 4.0 * 4.25) / 2.0);
+    close(
+        fixed.modelled_step_seconds,
+        (5.5 + 10.5 + 4.0 * 2.25 + 8.5 + 16.5 + 4.0 * 4.25) / 2.0,
+    );
     // 4 rows each; 6 and 8 bytes each way.
-    close(fixed.share_of_balanced, (4.5 + 8.5 + 4.0 * 1.75 + 4.5 + 8.5 + 4.0 * 2.25) / 67.0);
+    close(
+        fixed.share_of_balanced,
+        (4.5 + 8.5 + 4.0 * 1.75 + 4.5 + 8.5 + 4.0 * 2.25) / 67.0,
+    );
     assert_eq!((fixed.dropped, fixed.left_out), (0.0, 0.0));
     assert_eq!(fixed.contribution_kept, None);
 }
@@ -73,7 +79,13 @@ fn lrmoe() {
     // 3 rows cross forward in step 0, with 8 bytes for the norm; of the 2 + 1 + 1 retained one: x and dy out.
     assert_eq!(lrmoe.forward_bytes, 3 * 16 / 2);
     assert_eq!(lrmoe.backward_bytes, (8 + 8 + 4 + 4) / 2);
-    assert_eq!(lrmoe.backward_links, LinkBytes { intra: 12, inter: 0 });
+    assert_eq!(
+        lrmoe.backward_links,
+        LinkBytes {
+            intra: 12,
+            inter: 0
+        }
+    );
     // Of each expert's six parameters, four lie on the rank of its number, two on the other. Step 0: both send 4 bytes of gradients; weights
     // go to expert 1 on rank 1 and to both instances of expert 0. Step 1: from both instances, and back.
     assert_eq!(lrmoe.update_bytes, (8 + 16 + 16 + 16) / 2);
@@ -112,7 +124,10 @@ fn layers_share_buffers_and_add_up_the_rest() {
     assert_eq!(scaled.memory.peak_bytes.placement, 72);
     assert_eq!(scaled.memory.peak_bytes.token_buffers, 8 * 98);
     assert_eq!(scaled.memory.peak_bytes.stash, peak.stash * 3 / 2);
-    close(scaled.modelled_step_seconds, 1.5 * policies[0].modelled_step_seconds);
+    close(
+        scaled.modelled_step_seconds,
+        1.5 * policies[0].modelled_step_seconds,
+    );
 }
 
 /// `steps()[0]` pair by pair.
@@ -132,12 +147,29 @@ fn contribution() {
     let mut asked = settings("fixed,symi,lrmoe@0.5,lrmoe@0");
     asked.method = lrmoe_metric::Method::Top;
     asked.slots = Some(1);
-    let kept: Vec<_> = trace.policies(&asked).iter().map(|p| p.contribution_kept).collect();
+    let kept: Vec<_> = trace
+        .policies(&asked)
+        .iter()
+        .map(|p| p.contribution_kept)
+        .collect();
     // SYMI drops the fifth pair of expert 0; quotas 3 and 1 leave the scores 6, 5, 3 and 8.
-    assert_eq!(kept, [Some(1.0), Some(30.0 / 36.0), Some(22.0 / 36.0), Some(0.0)]);
+    assert_eq!(
+        kept,
+        [Some(1.0), Some(30.0 / 36.0), Some(22.0 / 36.0), Some(0.0)]
+    );
     // Without scores in every step the others are not guessed.
-    let trace = Trace::new(1, &[(steps()[0].clone(), Some(pairs())), (steps()[1].clone(), None)]);
-    let kept: Vec<_> = trace.policies(&asked).iter().map(|p| p.contribution_kept).collect();
+    let trace = Trace::new(
+        1,
+        &[
+            (steps()[0].clone(), Some(pairs())),
+            (steps()[1].clone(), None),
+        ],
+    );
+    let kept: Vec<_> = trace
+        .policies(&asked)
+        .iter()
+        .map(|p| p.contribution_kept)
+        .collect();
     assert_eq!(kept[2], Some(22.0 / 36.0));
 }
 
@@ -157,7 +189,10 @@ fn files_of_one_run_are_one_trace() {
     let mut source = lrmoe::replay::Source::open(&paths).expect("two files");
     let error = lrmoe::replay::replay(&mut source, &settings("lrmoe"), &stop, |_, _| ());
     let message = error.expect_err("different counts").to_string();
-    assert!(message.ends_with("for step 0, layer 0, rank 0, expert 0: 3 and 4"), "{message}");
+    assert!(
+        message.ends_with("for step 0, layer 0, rank 0, expert 0: 3 and 4"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -178,6 +213,12 @@ fn ranks_and_tokens_are_repeated() {
     let report = trace.replay(&asked).expect("a replay");
     // Two ranks have no expert; those that have one run the pairs of two.
     assert_eq!(report.header.ranks, 4);
-    assert!(report.header.notes.iter().any(|note| note.contains("weak scaling")));
+    assert!(
+        report
+            .header
+            .notes
+            .iter()
+            .any(|note| note.contains("weak scaling"))
+    );
     assert_eq!(buffers(&report.policies[0]), 2 * buffers(once));
 }

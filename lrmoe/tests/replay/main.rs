@@ -8,7 +8,7 @@ mod trained;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use lrmoe::replay::{Model, PolicyReport, Report, ReplayError, Settings, Source, replay};
+use lrmoe::replay::{Model, PolicyReport, ReplayError, Report, Settings, Source, replay};
 use lrmoe::trace::{PairRecord, TraceSettings, TraceWriter};
 use lrmoe_metric::Method;
 use lrmoe_plan::{ClusterSpec, ExpertShape, Link, QuotaPolicy};

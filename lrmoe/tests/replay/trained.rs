@@ -12,7 +12,11 @@ use super::settings;
 fn check(policy: &str, contender: &str, tolerance: f64) {
     let folder = TempDir::new().expect("a folder");
     let path = |name: &str| folder.path().join(name);
-    std::fs::write(path("text.txt"), "the quick brown fox jumps over the lazy dog. ".repeat(60)).expect("a text");
+    std::fs::write(
+        path("text.txt"),
+        "the quick brown fox jumps over the lazy dog. ".repeat(60),
+    )
+    .expect("a text");
     let words = "train --text text.txt --ranks 4 --ranks-per-node 4 --layers 2 --width 16 --heads 2 --context 16 --experts 8 --top-k 2 --hidden 16 \
         --batch 8 --steps 5 --eval-every 0 --eval-sequences 1 --record-trace trace.safetensors --record-pairs-every 1 --policy";
     let output = Command::new(env!("CARGO_BIN_EXE_lrmoe"))
@@ -21,15 +25,26 @@ fn check(policy: &str, contender: &str, tolerance: f64) {
         .arg(policy)
         .output()
         .expect("the program starts");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let log = std::fs::read_to_string(path("out/steps.jsonl")).expect("a log");
-    let records: Vec<StepRecord> =
-        log.lines().map(|line| serde_json::from_str(line).expect("a record")).collect();
+    let records: Vec<StepRecord> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a record"))
+        .collect();
 
     let asked = Settings {
         model: Model {
             name: "trained".into(),
-            shape: ExpertShape { width: 16, hidden: 16, gated: true, bytes: 4 },
+            shape: ExpertShape {
+                width: 16,
+                hidden: 16,
+                gated: true,
+                bytes: 4,
+            },
             sizes: None,
             top_k: None,
             shared_experts: 0,
@@ -43,16 +58,40 @@ fn check(policy: &str, contender: &str, tolerance: f64) {
     let stop = std::sync::atomic::AtomicBool::new(false);
     let report = replay(&mut source, &asked, &stop, |_, _| ()).expect("a replay");
     let replayed = &report.policies[0];
-    let mean = |of: fn(&StepRecord) -> f64| records.iter().map(of).sum::<f64>() / records.len() as f64;
+    let mean =
+        |of: fn(&StepRecord) -> f64| records.iter().map(of).sum::<f64>() / records.len() as f64;
     for (what, trained, replayed) in [
-        ("forward", mean(|r| r.forward_bytes as f64), replayed.forward_bytes as f64),
-        ("backward", mean(|r| r.backward_bytes as f64), replayed.backward_bytes as f64),
-        ("update", mean(|r| r.update_bytes as f64), replayed.update_bytes as f64),
-        ("seconds", mean(|r| r.modelled_moe_seconds), replayed.modelled_step_seconds),
-        ("retention", mean(|r| r.retention), 1.0 - replayed.dropped - replayed.left_out),
+        (
+            "forward",
+            mean(|r| r.forward_bytes as f64),
+            replayed.forward_bytes as f64,
+        ),
+        (
+            "backward",
+            mean(|r| r.backward_bytes as f64),
+            replayed.backward_bytes as f64,
+        ),
+        (
+            "update",
+            mean(|r| r.update_bytes as f64),
+            replayed.update_bytes as f64,
+        ),
+        (
+            "seconds",
+            mean(|r| r.modelled_moe_seconds),
+            replayed.modelled_step_seconds,
+        ),
+        (
+            "retention",
+            mean(|r| r.retention),
+            1.0 - replayed.dropped - replayed.left_out,
+        ),
     ] {
         let off = (replayed - trained).abs() / trained;
-        assert!(off <= tolerance, "{what}: trained {trained}, replayed {replayed}");
+        assert!(
+            off <= tolerance,
+            "{what}: trained {trained}, replayed {replayed}"
+        );
     }
 }
 
