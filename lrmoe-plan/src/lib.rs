@@ -14,7 +14,8 @@
 //! - [`quotas`] divides the retained pairs among the experts so that they fit into the capacities and retain
 //!   the most value. Its source is the greedy for polymatroids (Edmonds 1970; Federgruen and Groenevelt 1986)
 //!   with augmenting flows.
-//! - [`PlacementPolicy`] is implemented by [`Fixed`], [`Symi`] (re-derived from the paper on SYMI) and [`Lrmoe`].
+//! - [`PlacementPolicy`] is implemented by [`Fixed`], [`FixedReplicas`], [`Symi`] and [`FlexMoe`] (re-derived from the
+//!   papers of those names) and [`Lrmoe`], which places by maximum flow and the alias method.
 //! - [`MemoryModel`] gives each term of a rank's memory in bytes, and the capacities within a budget.
 //! - [`modelled_seconds`] gives the time of a step on a [`ClusterSpec`]. It is a model, never a measurement.
 //!
@@ -87,7 +88,8 @@ pub use model::{ExpertShape, ModelSpec};
 pub use placement::Placement;
 pub use plan::{Constraint, Plan, PlanRequest, RankPlan, plan};
 pub use policy::{
-    Fixed, Lrmoe, PlacementPolicy, PlacementRequest, Symi, symi_capacity, symi_replicas,
+    Fixed, FixedReplicas, FlexMoe, Lrmoe, PlacementPolicy, PlacementRequest, Symi, symi_capacity,
+    symi_replicas,
 };
 pub use quota::{QuotaPolicy, QuotaRequest, Quotas, quotas};
 pub use topology::Topology;

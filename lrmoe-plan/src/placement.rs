@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use crate::Error;
 use crate::error::expect;
-use crate::flow::balance;
+use crate::flow::{Flow, mean_load};
 
 /// Which experts live on which ranks.
 ///
@@ -167,7 +167,9 @@ impl Placement {
     /// [`Error::Mismatch`] if the number of experts differs.
     pub fn largest_load(&self, per_expert: &[u32]) -> Result<u64, Error> {
         expect("experts", self.experts(), per_expert.len())?;
-        Ok(balance(per_expert, &self.by_rank()).largest)
+        let slots = (0..self.ranks()).map(|rank| self.on_rank(rank).len());
+        let mean = mean_load(per_expert, self.ranks());
+        Ok(Flow::of(self, slots).balance(per_expert, mean))
     }
 
     /// Experts of each rank, as [`Placement::new`] takes them.

@@ -1,10 +1,18 @@
 //! Placement policies under one interface.
 
+mod exchange;
+mod fixed_replicas;
+mod flexmoe;
+mod level;
 mod lrmoe;
+mod near;
 mod pack;
+mod repair;
 mod search;
 mod symi;
 
+pub use fixed_replicas::FixedReplicas;
+pub use flexmoe::FlexMoe;
 pub use lrmoe::Lrmoe;
 pub use symi::{Symi, symi_capacity, symi_replicas};
 
@@ -40,6 +48,15 @@ impl PlacementRequest<'_> {
             self.previous.experts(),
         )?;
         enough_slots(experts, self.slots)
+    }
+
+    /// Slots of each rank that can be used: at most one for each expert.
+    fn usable_slots(&self) -> Vec<usize> {
+        let experts = self.loads.experts();
+        self.slots
+            .iter()
+            .map(|&s| experts.min(s as usize))
+            .collect()
     }
 }
 

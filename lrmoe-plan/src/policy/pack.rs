@@ -1,52 +1,107 @@
 //! Greedy replication and packing by longest processing time.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
 
-/// Experts of each rank, at most `slots[r]` on rank r and every expert at least once.
+/// Load of each of `replicas` instances of an expert with `load` pairs, in parts of 2^-20 pairs.
+pub(super) fn share(load: u32, replicas: u32) -> u64 {
+    (u64::from(load) << 20) / u64::from(replicas)
+}
+
+/// Experts of each rank, at most `slots[r]` on rank r, for instances that sum to at most the slots.
 ///
-/// Replicas go one by one to the expert with the largest load per instance, until the slots are used or no
-/// expert with pairs can take more. Then instances go, largest share first, to the rank with the least load
-/// that has a free slot and not that expert; a replica for which there is no such rank is left out. Ties to the
-/// lower expert and rank. The slots of all ranks are at least the experts.
-pub(super) fn pack(per_expert: &[u32], slots: &[usize]) -> Vec<Vec<u32>> {
-    let replicas = replicas(per_expert, slots);
-    let mut shares: Vec<(f64, u32)> = Vec::new();
-    for (expert, (&load, &r)) in per_expert.iter().zip(&replicas).enumerate() {
-        shares.extend((0..r).map(|_| (f64::from(load) / f64::from(r), expert as u32)));
-    }
-    shares.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+/// Instances go, largest share first, to the rank with the least load that has a free slot and not that expert; a
+/// replica for which there is no such rank is left out. Ties to the lower expert and the earlier rank in `order`.
+fn pack(per_expert: &[u32], replicas: &[u32], slots: &[usize], order: &[usize]) -> Vec<Vec<u32>> {
+    let share = |e: u32| share(per_expert[e as usize], replicas[e as usize]);
+    let mut experts: Vec<u32> = (0..per_expert.len() as u32).collect();
+    experts.sort_by_key(|&e| Reverse(share(e)));
 
-    let mut by_rank = vec![Vec::new(); slots.len()];
-    let mut rank_loads = vec![0.0; slots.len()];
-    for (share, expert) in shares {
-        let open = (0..slots.len())
-            .filter(|&r| by_rank[r].len() < slots[r] && !by_rank[r].contains(&expert))
-            .min_by(|&a, &b| f64::total_cmp(&rank_loads[a], &rank_loads[b]));
-        if let Some(rank) = open {
+    let mut by_rank: Vec<Vec<u32>> = slots.iter().map(|&s| Vec::with_capacity(s)).collect();
+    let mut open: BinaryHeap<Reverse<(u64, usize, usize)>> = order
+        .iter()
+        .enumerate()
+        .filter(|&(_, &rank)| slots[rank] > 0)
+        .map(|(position, &rank)| Reverse((0, position, rank)))
+        .collect();
+    let mut taken = Vec::new();
+    for expert in experts {
+        // Equal shares lie together, so the ranks taken out of the heap are those that have this expert.
+        taken.extend((0..replicas[expert as usize]).map_while(|_| open.pop()));
+        for Reverse((load, position, rank)) in taken.drain(..) {
             by_rank[rank].push(expert);
-            rank_loads[rank] += share;
+            if by_rank[rank].len() < slots[rank] {
+                open.push(Reverse((load + share(expert), position, rank)));
+            }
         }
     }
     by_rank
 }
 
+/// [`replicas`] packed, ties to the lower rank.
+pub(super) fn pack_replicas(per_expert: &[u32], slots: &[usize]) -> Vec<Vec<u32>> {
+    let order: Vec<usize> = (0..slots.len()).collect();
+    pack(per_expert, &replicas(per_expert, slots), slots, &order)
+}
+
+/// One instance of each expert packed, ties to the rank with the fewest slots; then, if slots differ, to the rank
+/// with the most.
+pub(super) fn pack_single(per_expert: &[u32], slots: &[usize]) -> Vec<Vec<Vec<u32>>> {
+    let mut order: Vec<usize> = (0..slots.len()).collect();
+    order.sort_by_key(|&rank| slots[rank]);
+    let single = vec![1; per_expert.len()];
+    let mut packings = vec![pack(per_expert, &single, slots, &order)];
+    if slots.iter().any(|&s| s != slots[0]) {
+        order.reverse();
+        packings.push(pack(per_expert, &single, slots, &order));
+    }
+    packings
+}
+
+/// An expert that can take another replica; the greatest has the largest load per instance.
+#[derive(PartialEq, Eq)]
+struct Candidate {
+    load: u32,
+    replicas: u32,
+    expert: usize,
+}
+
+impl Ord for Candidate {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let cross = |a: &Self, b: &Self| u64::from(a.load) * u64::from(b.replicas);
+        let by_share = cross(self, other).cmp(&cross(other, self));
+        by_share.then(other.expert.cmp(&self.expert))
+    }
+}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Instances of each expert: one, and the rest one by one to the expert with the largest load per instance, until the
+/// slots are used or no expert with pairs can take more. Ties to the lower expert.
 fn replicas(per_expert: &[u32], slots: &[usize]) -> Vec<u32> {
     let usable = slots.iter().filter(|&&s| s > 0).count() as u32;
-    let mut free = slots.iter().sum::<usize>() - per_expert.len();
     let mut replicas = vec![1; per_expert.len()];
-    while free > 0 {
-        let largest = (0..per_expert.len())
-            .filter(|&e| replicas[e] < usable && per_expert[e] > 0)
-            .max_by(|&a, &b| {
-                let cross =
-                    |e: usize, other: usize| u64::from(per_expert[e]) * u64::from(replicas[other]);
-                cross(a, b)
-                    .cmp(&cross(b, a))
-                    .then(Reverse(a).cmp(&Reverse(b)))
-            });
-        let Some(expert) = largest else { break };
-        replicas[expert] += 1;
-        free -= 1;
+    let mut candidates: BinaryHeap<Candidate> = (0..per_expert.len())
+        .map(|expert| Candidate {
+            load: per_expert[expert],
+            replicas: 1,
+            expert,
+        })
+        .filter(|candidate| candidate.load > 0 && usable > 1)
+        .collect();
+    for _ in per_expert.len()..slots.iter().sum() {
+        let Some(mut first) = candidates.pop() else {
+            break;
+        };
+        first.replicas += 1;
+        replicas[first.expert] = first.replicas;
+        if first.replicas < usable {
+            candidates.push(first);
+        }
     }
     replicas
 }

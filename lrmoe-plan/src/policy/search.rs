@@ -1,178 +1,133 @@
-//! Local search for a smaller largest rank load.
+//! The smallest level that changes of a placement reach.
 
-use std::cmp::Reverse;
-
-use crate::Topology;
-use crate::flow::{Balance, balance, fits, mean_load};
-
-/// Improvements applied at most; a placement by [`super::pack`] needs a few.
-const ROUNDS: usize = 64;
-/// Changes of one kind tried per round.
-const TRIES: usize = 128;
+use crate::flow::{Flow, mean_load};
+use crate::policy::near::Near;
+use crate::policy::repair::Repair;
 
 /// What a search needs to know besides the placement.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Search<'a> {
     pub(super) per_expert: &'a [u32],
     pub(super) slots: &'a [usize],
-    pub(super) topology: &'a Topology,
+    pub(super) near: &'a Near<'a>,
+    /// No placement within the slots has a smaller largest rank load, see [`least_load`].
+    pub(super) least: u64,
 }
 
-/// Expert `expert` comes to rank `to`, in place of `evicted` if given; with `from` the two change places.
-#[derive(Clone, Copy)]
-struct Change {
-    expert: u32,
-    to: usize,
-    evicted: Option<u32>,
-    from: Option<usize>,
-}
-
-impl Change {
-    fn apply(self, by_rank: &mut [Vec<u32>]) {
-        by_rank[self.to].retain(|&e| Some(e) != self.evicted);
-        by_rank[self.to].push(self.expert);
-        if let Some(from) = self.from {
-            by_rank[from].retain(|&e| e != self.expert);
-            by_rank[from].extend(self.evicted);
-        }
-    }
+/// A placement and where it came from.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub(super) largest: u64,
+    pub(super) flow: Flow,
+    /// Index of the start that was changed.
+    pub(super) start: usize,
 }
 
 impl Search<'_> {
-    /// Changes the placement while its largest rank load falls; returns that load.
-    pub(super) fn improve(self, by_rank: &mut Vec<Vec<u32>>) -> u64 {
-        let mut state = balance(self.per_expert, by_rank);
-        for _ in 0..ROUNDS {
-            let kinds = self.changes(by_rank, &state);
-            let best = kinds
-                .iter()
-                .find_map(|changes| self.best(by_rank, state.largest, changes));
-            let Some((balance, changed)) = best else {
-                break;
-            };
-            state = balance;
-            *by_rank = changed;
-        }
-        state.largest
+    /// Work of all searches of one placement: bounds its time. Small worlds are searched more often; that takes
+    /// little time even so.
+    pub(super) fn work(&self) -> u64 {
+        let slots = self.slots.iter().sum::<usize>() as u64;
+        4_096 + (1 << 18) / slots + 4 * slots * self.slots.len() as u64
     }
 
-    /// The change that takes the largest rank load furthest below `largest`, if any does; the first of equals.
-    fn best(
-        self,
-        by_rank: &[Vec<u32>],
-        mut largest: u64,
-        changes: &[Change],
-    ) -> Option<(Balance, Vec<Vec<u32>>)> {
-        let mean = mean_load(self.per_expert, by_rank.len());
-        let mut best = None;
-        for change in changes.iter().take(TRIES) {
-            if largest == mean {
-                break;
-            }
-            let mut changed = by_rank.to_vec();
-            change.apply(&mut changed);
-            if fits(self.per_expert, &changed, &vec![largest - 1; changed.len()]) {
-                let balance = balance(self.per_expert, &changed);
-                largest = balance.largest;
-                best = Some((balance, changed));
-            }
-        }
-        best
-    }
-
-    /// Changes that may help, the most promising first: into free slots, in place of an expert with another
-    /// instance, by exchange.
-    ///
-    /// The largest rank load can only fall if an expert of the binding set gets an instance on a rank outside
-    /// of the set's ranks.
-    fn changes(self, by_rank: &[Vec<u32>], state: &Balance) -> [Vec<Change>; 3] {
-        let (mut add, mut replace, mut exchange) = (Vec::new(), Vec::new(), Vec::new());
-        let Some((inside, hosts)) = &state.binding else {
-            return [add, replace, exchange];
+    /// Changes `flow` until every rank stays within `level`; whether that succeeds within `work`.
+    pub(super) fn reach(&self, flow: &mut Flow, level: u64, work: u64) -> bool {
+        let repair = Repair {
+            limit: flow.work() + work,
+            flow,
+            per_expert: self.per_expert,
+            near: self.near,
         };
-        let ranks_of = |e: u32| (0..by_rank.len()).filter(move |&r| by_rank[r].contains(&e));
-        let load = |e: u32| self.per_expert[e as usize];
-        let mut experts: Vec<u32> = (0..inside.len() as u32).collect();
-        experts.retain(|&e| inside[e as usize] && load(e) > 0);
-        experts.sort_by_key(|&e| Reverse(load(e)));
+        repair.reach(level)
+    }
 
-        for &expert in &experts {
-            let nodes: Vec<usize> = ranks_of(expert).map(|r| self.topology.node_of(r)).collect();
-            let mut outside: Vec<usize> = (0..by_rank.len()).filter(|&r| !hosts[r]).collect();
-            outside.sort_by_key(|&r| {
-                let near = nodes.contains(&self.topology.node_of(r));
-                (state.rank_loads[r], near)
+    /// The best placement that changes of the `starts` find: by bisection of the level for each start, then by taking
+    /// out one replica of the best. Of equals the one from the first start, which is tried hardest.
+    pub(super) fn descend(&self, starts: Vec<Flow>) -> Option<Found> {
+        let work = self.work() / (starts.len() as u64 + 1);
+        let starts = starts
+            .into_iter()
+            .enumerate()
+            .map(|(start, mut flow)| Found {
+                largest: flow.balance(self.per_expert, self.least),
+                flow,
+                start,
             });
-            for to in outside {
-                let change = Change {
-                    expert,
-                    to,
-                    evicted: None,
-                    from: None,
-                };
-                if by_rank[to].len() < self.slots[to] {
-                    add.push(change);
-                }
-                let mut here = by_rank[to].clone();
-                here.sort_by_key(|&e| (load(e), e));
-                for e in here {
-                    let change = Change {
-                        evicted: Some(e),
-                        ..change
-                    };
-                    if ranks_of(e).count() > 1 {
-                        replace.push(change);
-                    }
-                    exchange.extend(
-                        ranks_of(expert)
-                            .filter(|&from| !by_rank[from].contains(&e))
-                            .map(|from| Change {
-                                from: Some(from),
-                                ..change
-                            }),
-                    );
-                }
-            }
+        let starts: Vec<Found> = starts.collect();
+        let mut best = starts.iter().min_by_key(|found| found.largest)?.clone();
+        for start in starts {
+            self.bisect(start, &mut best, work);
         }
-        [add, replace, exchange]
+        let end = best.flow.work() + work;
+        while best.largest > self.least && self.without_one(&mut best, end) {}
+        Some(best)
     }
 
-    /// Removes instances that `previous` does not have while the largest rank load stays within `largest`.
-    pub(super) fn prune(self, by_rank: &mut [Vec<u32>], previous: &[Vec<u32>], largest: u64) {
-        let capacities = vec![largest; by_rank.len()];
-        for (rank, before) in previous.iter().enumerate() {
-            for expert in by_rank[rank].clone() {
-                let instances = by_rank.iter().filter(|here| here.contains(&expert)).count();
-                if instances == 1 || before.contains(&expert) {
-                    continue;
-                }
-                by_rank[rank].retain(|&e| e != expert);
-                if !fits(self.per_expert, by_rank, &capacities) {
-                    by_rank[rank].push(expert);
-                }
+    /// Improves on `best` by changes of `start`, to within 1 / 256 of a level that these do not reach.
+    fn bisect(&self, mut start: Found, best: &mut Found, work: u64) {
+        let end = start.flow.work() + work;
+        if start.start == 0 && start.largest > best.largest {
+            self.change(&mut start, best.largest, end, best);
+        }
+        let mut low = self.least;
+        while low + (low >> 8) < best.largest && start.flow.work() < end {
+            let middle = low.midpoint(best.largest);
+            if !self.change(&mut start, middle, end, best) {
+                low = middle + 1;
             }
         }
     }
 
-    /// Renumbers ranks with equally many slots so that many instances stay where `previous` has them.
-    pub(super) fn align(self, by_rank: Vec<Vec<u32>>, previous: &[Vec<u32>]) -> Vec<Vec<u32>> {
-        let ranks = by_rank.len();
-        let mut pairs: Vec<(usize, usize, usize)> = (0..ranks)
-            .flat_map(|new| (0..ranks).map(move |old| (new, old)))
-            .filter(|&(new, old)| self.slots[new] == self.slots[old])
-            .map(|(new, old)| {
-                let kept = by_rank[new].iter().filter(|e| previous[old].contains(e));
-                (kept.count(), new, old)
-            })
-            .collect();
-        pairs.sort_by_key(|&(kept, new, old)| (Reverse(kept), new, old));
-        let mut by_rank: Vec<Option<Vec<u32>>> = by_rank.into_iter().map(Some).collect();
-        let mut aligned: Vec<Option<Vec<u32>>> = vec![None; ranks];
-        for (_, new, old) in pairs {
-            if aligned[old].is_none() {
-                aligned[old] = by_rank[new].take();
-            }
+    /// Changes `start` until every rank stays within `level`. If that succeeds it is the best.
+    fn change(&self, start: &mut Found, level: u64, end: u64, best: &mut Found) -> bool {
+        let mut flow = start.flow.clone();
+        let before = flow.work();
+        if self.reach(&mut flow, level, end - before) {
+            *start = Found {
+                largest: flow.balance(self.per_expert, self.least),
+                flow,
+                start: start.start,
+            };
+            *best = start.clone();
+            return true;
         }
-        aligned.into_iter().map(Option::unwrap_or_default).collect()
+        start.flow.count_work(flow.work() - before);
+        false
     }
+
+    /// Improves on `best` by changes after one of its replicas is taken out; whether that succeeds.
+    fn without_one(&self, best: &mut Found, end: u64) -> bool {
+        let hosts = best.flow.hosts();
+        let of_rank = |rank| hosts.on_rank(rank).iter().map(move |i| (rank, i.expert));
+        let instances = (0..hosts.ranks()).flat_map(of_rank);
+        let replicas = instances.filter(|&(_, e)| hosts.count(e as usize) > 1);
+        for (rank, expert) in replicas.collect::<Vec<_>>() {
+            let mut flow = best.flow.clone();
+            flow.remove(rank, expert);
+            let mut changed = Found { flow, ..*best };
+            if best.flow.work() >= end || self.change(&mut changed, best.largest - 1, end, best) {
+                return best.flow.work() < end;
+            }
+            best.flow.count_work(changed.flow.work() - best.flow.work());
+        }
+        false
+    }
+}
+
+/// A lower bound of the largest rank load of all placements within `slots`: the mean over the ranks with slots, and
+/// what an expert needs that can have only as many instances as there are slots beyond one for each expert. If
+/// there is none, all slots are in use, so that expert has others beside it.
+pub(super) fn least_load(per_expert: &[u32], slots: &[usize]) -> u64 {
+    let usable = slots.iter().filter(|&&s| s > 0).count();
+    let spare = slots.iter().sum::<usize>() - per_expert.len();
+    let hottest = per_expert.iter().copied().max().unwrap_or_default();
+    let mut alone = u64::from(hottest).div_ceil(usable.min(spare + 1) as u64);
+    if spare == 0 {
+        let beside = slots.iter().copied().filter(|&s| s > 0).min().unwrap_or(1) - 1;
+        let mut loads = per_expert.to_vec();
+        loads.sort_unstable();
+        alone += loads[..beside].iter().map(|&n| u64::from(n)).sum::<u64>();
+    }
+    alone.max(mean_load(per_expert, usable))
 }

@@ -1,10 +1,16 @@
 //! Behaviour of the plan, against plain oracles.
 
+mod case;
 mod checker;
 mod cost;
+mod eplb;
+mod figures;
+mod lrmoe;
 mod memory;
 mod model;
+mod optimum;
 mod oracle;
 mod placement;
 mod plan;
+mod policies;
 mod quotas;

@@ -1,4 +1,4 @@
-//! Plain oracles over all subsets of ranks.
+//! Plain oracles: over all subsets of ranks, and greedy replication.
 
 use lrmoe_plan::Placement;
 
@@ -73,4 +73,46 @@ pub(crate) fn largest_load(placement: &Placement, load: &[u32]) -> u64 {
         })
         .max()
         .unwrap()
+}
+
+/// Greedy replication by load per replica, then longest processing time first.
+pub(crate) fn greedy(loads: &[u32], slots: &[u32]) -> Placement {
+    let slots: Vec<usize> = slots.iter().map(|&s| loads.len().min(s as usize)).collect();
+    let usable = slots.iter().filter(|&&s| s > 0).count();
+    let mut replicas = vec![1; loads.len()];
+    let share = |replicas: &[usize], e: usize| f64::from(loads[e]) / replicas[e] as f64;
+    while replicas.iter().sum::<usize>() < slots.iter().sum() {
+        let mut best: Option<usize> = None;
+        for e in 0..loads.len() {
+            let better = |b| share(&replicas, e) > share(&replicas, b);
+            if loads[e] > 0 && replicas[e] < usable && best.is_none_or(better) {
+                best = Some(e);
+            }
+        }
+        match best {
+            Some(e) => replicas[e] += 1,
+            None => break,
+        }
+    }
+    let mut order: Vec<usize> = (0..loads.len()).collect();
+    order.sort_by(|&a, &b| share(&replicas, b).total_cmp(&share(&replicas, a)));
+    let mut by_rank = vec![Vec::new(); slots.len()];
+    let mut rank_loads = vec![0.0; slots.len()];
+    for expert in order {
+        for _ in 0..replicas[expert] {
+            let mut best: Option<usize> = None;
+            for rank in 0..slots.len() {
+                let open =
+                    by_rank[rank].len() < slots[rank] && !by_rank[rank].contains(&(expert as u32));
+                if open && best.is_none_or(|b| rank_loads[rank] < rank_loads[b]) {
+                    best = Some(rank);
+                }
+            }
+            if let Some(rank) = best {
+                by_rank[rank].push(expert as u32);
+                rank_loads[rank] += share(&replicas, expert);
+            }
+        }
+    }
+    Placement::new(loads.len(), by_rank).unwrap()
 }
