@@ -167,9 +167,8 @@ impl Placement {
     /// [`Error::Mismatch`] if the number of experts differs.
     pub fn largest_load(&self, per_expert: &[u32]) -> Result<u64, Error> {
         expect("experts", self.experts(), per_expert.len())?;
-        let slots = (0..self.ranks()).map(|rank| self.on_rank(rank).len());
         let mean = mean_load(per_expert, self.ranks());
-        Ok(Flow::of(self, slots).balance(per_expert, mean))
+        Ok(Flow::over(self).balance(per_expert, mean))
     }
 
     /// Experts of each rank, as [`Placement::new`] takes them.

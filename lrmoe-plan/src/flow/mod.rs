@@ -2,6 +2,7 @@
 
 mod hosts;
 mod search;
+mod within;
 
 use crate::Placement;
 pub(crate) use hosts::{Hosts, Instance, NONE};
@@ -9,8 +10,8 @@ use search::Search;
 
 /// A feasible flow, grown by augmenting paths.
 ///
-/// What each expert has pushed is never taken back, only moved between ranks. So the vectors that can be pushed
-/// are the independent vectors of a polymatroid, and an expert that could not push once never can again.
+/// What an expert has pushed is moved between ranks to make room for others. When nothing more fits, the experts
+/// that have something left and all that these could push aside are a minimum cut with their ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct Flow {
     hosts: Hosts,
@@ -18,21 +19,12 @@ pub(crate) struct Flow {
     room: Vec<u64>,
     /// What each expert still has to push.
     left: Vec<u64>,
-    stuck: Vec<bool>,
     search: Search,
     /// Steps of searches so far.
     work: u64,
 }
 
 impl Flow {
-    /// An empty flow; `by_rank` holds the experts of each rank, `capacities` what each rank can take.
-    pub(crate) fn new(experts: usize, by_rank: &[Vec<u32>], capacities: &[u64]) -> Self {
-        let slots = by_rank.iter().map(Vec::len);
-        let mut flow = Self::on(experts, slots, by_rank.iter().map(Vec::as_slice));
-        flow.room.copy_from_slice(capacities);
-        flow
-    }
-
     /// No capacities yet, over a placement within `slots`.
     pub(crate) fn of(placement: &Placement, slots: impl Iterator<Item = usize>) -> Self {
         let by_rank = (0..placement.ranks()).map(|rank| placement.local_experts(rank));
@@ -54,46 +46,25 @@ impl Flow {
         Self {
             room: vec![0; hosts.ranks()],
             left: vec![0; experts],
-            stuck: vec![false; experts],
             search: Search::new(experts, hosts.ranks()),
             work: 0,
             hosts,
         }
     }
 
-    /// Pushes up to `amount` more from `expert`; returns how much there was room for.
-    pub(crate) fn push(&mut self, expert: usize, amount: u64) -> u64 {
-        if self.stuck[expert] {
-            return 0;
-        }
-        self.left[expert] = amount;
-        self.pour(expert);
-        while self.left[expert] > 0 {
-            if self.find_room(std::iter::once(expert)) {
-                self.augment(expert);
-            } else {
-                for &expert in &self.search.queue {
-                    self.stuck[expert as usize] = true;
-                }
-                break;
-            }
-        }
-        amount - std::mem::take(&mut self.left[expert])
-    }
-
     /// Starts anew with `capacity` on every rank and pushes as much of `per_expert` as there is room for.
     pub(crate) fn fill(&mut self, per_expert: &[u32], capacity: u64) {
         self.room.fill(capacity);
+        self.refill(per_expert);
+    }
+
+    /// Takes all flow back and pushes as much of `per_expert` as there is room for.
+    fn refill(&mut self, per_expert: &[u32]) {
         for rank in 0..self.hosts.ranks() {
             for instance in self.hosts.on_rank_mut(rank) {
                 instance.amount = 0;
             }
         }
-        self.push_all(per_expert);
-    }
-
-    /// Pushes as much of `per_expert` as there is room for.
-    fn push_all(&mut self, per_expert: &[u32]) {
         self.work += (self.hosts.total_slots() + self.hosts.experts()) as u64;
         for (left, &load) in self.left.iter_mut().zip(per_expert) {
             *left = load.into();
@@ -138,13 +109,8 @@ impl Flow {
                 .iter()
                 .map(|&e| u64::from(per_expert[e as usize]))
                 .sum();
-            let width = self
-                .search
-                .rank_level
-                .iter()
-                .filter(|&&l| l != NONE)
-                .count() as u64;
-            let needed = load.div_ceil(width);
+            let width = self.full_ranks().count();
+            let needed = load.div_ceil(width as u64);
             for room in &mut self.room {
                 *room += needed - largest;
             }
@@ -226,11 +192,4 @@ impl Flow {
 pub(crate) fn mean_load(per_expert: &[u32], ranks: usize) -> u64 {
     let total: u64 = per_expert.iter().map(|&n| u64::from(n)).sum();
     total.div_ceil(ranks as u64)
-}
-
-/// Whether `per_expert` pairs can be spread over the hosting ranks within `capacities`.
-pub(crate) fn fits(per_expert: &[u32], by_rank: &[Vec<u32>], capacities: &[u64]) -> bool {
-    let mut flow = Flow::new(per_expert.len(), by_rank, capacities);
-    flow.push_all(per_expert);
-    flow.is_settled()
 }

@@ -1,44 +1,60 @@
 //! Slots, placement and forward rows that fit into the budgets.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use super::PlanRequest;
+use super::budget::{fewest_slots, least_needed, limits, needed, reserve};
 use super::rows::spread;
-use crate::arithmetic::{product, sum};
-use crate::flow::{balance, fits};
+use crate::error::expect;
+use crate::flow::Flow;
 use crate::memory::budget_too_small;
 use crate::policy::enough_slots;
-use crate::{Error, MemoryModel, Placement, PlacementRequest};
+use crate::{Error, Memory, MemoryModel, Placement, PlacementRequest};
 
 /// Where experts live and the forward pass runs.
 pub(super) struct Layout {
+    /// Slots that take memory, `[ranks]`.
     pub(super) slots: Vec<u32>,
     pub(super) placement: Placement,
-    pub(super) by_rank: Vec<Vec<u32>>,
+    /// Over the placement.
+    pub(super) flow: Flow,
+    /// Empty until they have been spread.
     pub(super) forward_rows: Vec<u64>,
 }
 
-/// A placement on slots, before its rows.
-struct Placed {
-    /// Slots that take memory.
-    slots: Vec<u32>,
-    placement: Placement,
-    by_rank: Vec<Vec<u32>>,
+impl Layout {
+    /// Memory of a rank with so many retained rows.
+    pub(super) fn memory_of(&self, model: &MemoryModel, rank: usize, retained: u64) -> Memory {
+        let (slots, forward) = (self.slots[rank], self.forward_rows[rank]);
+        model.of_rank(&self.placement, rank, slots, forward, retained)
+    }
+
+    /// Spreads the forward rows; whether they fit.
+    fn spread(&mut self, request: &PlanRequest<'_>) -> bool {
+        let rows = limits(request, &self.slots, |rank| request.budget[rank])
+            .and_then(|limits| spread(&mut self.flow, request.loads.per_expert(), &limits));
+        self.forward_rows = rows.unwrap_or_default();
+        !self.forward_rows.is_empty()
+    }
 }
 
 /// The layout on the slots given, or on those that [`plan`](super::plan) describes.
 pub(super) fn lay_out(request: &PlanRequest<'_>, wanted: u64) -> Result<Layout, Error> {
-    match request.slots {
-        Some(slots) => {
-            enough_slots(request.loads.experts(), slots)?;
-            let placed = place(request, slots, false)?;
-            let needed = |placed: &Placed| needed(request, placed, slots);
-            spread_forward(request, placed)
-                .map_err(|placed| budget_too_small(&needed(&placed), request.budget))
-        }
-        None => choose(request, wanted),
+    let Some(slots) = request.slots else {
+        return choose(request, wanted);
+    };
+    enough_slots(request.loads.experts(), slots)?;
+    let mut layout = place(request, slots, false)?;
+    if layout.spread(request) {
+        return Ok(layout);
     }
+    let needed = needed(request, &mut layout, slots);
+    Err(budget_too_small(&needed, request.budget))
 }
 
-fn place(request: &PlanRequest<'_>, slots: &[u32], trim: bool) -> Result<Placed, Error> {
+/// What the policy places on the slots; with `trim`, slots that it leaves unused take no memory.
+pub(super) fn place(request: &PlanRequest<'_>, slots: &[u32], trim: bool) -> Result<Layout, Error> {
     let placement = request.placement.place(&PlacementRequest {
         loads: request.loads,
         previous: request.previous,
@@ -46,8 +62,8 @@ fn place(request: &PlanRequest<'_>, slots: &[u32], trim: bool) -> Result<Placed,
         topology: request.topology,
     })?;
     let (ranks, experts) = (request.topology.ranks(), request.loads.experts());
-    crate::error::expect("ranks of the placement", ranks, placement.ranks())?;
-    crate::error::expect("experts of the placement", experts, placement.experts())?;
+    expect("ranks of the placement", ranks, placement.ranks())?;
+    expect("experts of the placement", experts, placement.experts())?;
     let used = |rank| placement.on_rank(rank).len();
     for (rank, &slots) in slots.iter().enumerate() {
         let needed = used(rank);
@@ -64,34 +80,13 @@ fn place(request: &PlanRequest<'_>, slots: &[u32], trim: bool) -> Result<Placed,
     } else {
         slots.to_vec()
     };
-    let by_rank = placement.by_rank();
-    Ok(Placed {
+    let flow = Flow::over(&placement);
+    Ok(Layout {
         slots,
         placement,
-        by_rank,
+        flow,
+        forward_rows: Vec::new(),
     })
-}
-
-/// Gives the placement back if the forward rows do not fit.
-fn spread_forward(request: &PlanRequest<'_>, placed: Placed) -> Result<Layout, Placed> {
-    let rows = limits(request, &placed.slots, |rank| request.budget[rank])
-        .and_then(|limits| spread(request.loads.per_expert(), &placed.by_rank, &limits));
-    match rows {
-        Some(forward_rows) => {
-            let Placed {
-                slots,
-                placement,
-                by_rank,
-            } = placed;
-            Ok(Layout {
-                slots,
-                placement,
-                by_rank,
-                forward_rows,
-            })
-        }
-        None => Err(placed),
-    }
 }
 
 /// Slots derived from the budgets.
@@ -99,10 +94,10 @@ fn choose(request: &PlanRequest<'_>, wanted: u64) -> Result<Layout, Error> {
     let fitting = fitting_slots(request, 0);
     let beside_rows = fitting_slots(request, reserve(request, wanted));
     if let (Some(fitting), Some(beside_rows)) = (fitting, beside_rows) {
-        for slots in attempts(&fitting, &beside_rows, request.loads.experts()) {
+        for slots in attempts(request, &fitting, &beside_rows) {
             match place(request, &slots, true) {
-                Ok(placed) => {
-                    if let Ok(layout) = spread_forward(request, placed) {
+                Ok(mut layout) => {
+                    if layout.spread(request) {
                         return Ok(layout);
                     }
                 }
@@ -115,25 +110,51 @@ fn choose(request: &PlanRequest<'_>, wanted: u64) -> Result<Layout, Error> {
     Err(budget_too_small(&needed, request.budget))
 }
 
-/// Slots to try in turn: those beside the balanced rows first, then fewer, then more.
+/// Slots to try in turn: as many as fit beside the balanced rows, then fewer, then more. With the same budget
+/// everywhere they are [`fewest_slots`] or the same everywhere, which is what [`least_needed`] looks at.
 fn attempts<'a>(
+    request: &'a PlanRequest<'_>,
     fitting: &'a [u32],
-    beside_rows: &'a [u32],
-    experts: usize,
+    beside_rows: &[u32],
 ) -> impl Iterator<Item = Vec<u32>> + 'a {
-    let total = |slots: &[u32]| slots.iter().map(|&s| u64::from(s)).sum::<u64>();
-    let enough = move |slots: &Vec<u32>| total(slots) >= experts as u64;
-    let capped = |most: u32| fitting.iter().map(|&s| s.min(most)).collect::<Vec<_>>();
+    let experts = request.loads.experts();
     let most = |slots: &[u32]| slots.iter().copied().max().unwrap_or(0);
-    let least = (1..=most(fitting)).map(capped).find(enough);
-    let first: Vec<u32> = least.map_or(beside_rows.to_vec(), |least| {
-        let pairs = least.iter().zip(beside_rows);
-        pairs.map(|(&a, &b)| a.max(b)).collect()
-    });
+    let level = |most: u32| fitting.iter().map(|&slots| slots.min(most)).collect();
+    let fewest = fewest_slots(experts, fitting.len())
+        .into_iter()
+        .zip(fitting);
+    let fewest: Vec<u32> = fewest.map(|(few, &fitting)| few.min(fitting)).collect();
+    let first = topped_up(request, fitting, beside_rows);
     let turn = most(&first);
-    let rest = (1..=turn).rev().chain(turn + 1..=most(fitting)).map(capped);
-    let rest: Vec<_> = rest.filter(|slots| *slots != first).collect();
-    std::iter::once(first).chain(rest).filter(enough)
+    let fewer = (1..=turn).rev().map(level).chain([fewest]);
+    let more = (turn + 1..=most(fitting)).map(level);
+    let repeated = first.clone();
+    let others = fewer.chain(more).filter(move |slots| *slots != repeated);
+    let all = std::iter::once(first).chain(others);
+    all.filter(move |slots| enough_slots(experts, slots).is_ok())
+}
+
+/// Adds slots until every expert has one: where there are fewest, among these where most bytes are left.
+fn topped_up(request: &PlanRequest<'_>, fitting: &[u32], slots: &[u32]) -> Vec<u32> {
+    let slot = i128::from(request.memory.shape.slot_bytes());
+    let mut slots = slots.to_vec();
+    let entry = |rank: usize, slots: u32| {
+        let left = i128::from(request.budget[rank]) - slot * i128::from(slots);
+        (slots < fitting[rank]).then_some((Reverse(slots), left, Reverse(rank)))
+    };
+    let ranks = slots.iter().enumerate();
+    let mut heap: BinaryHeap<_> = ranks
+        .filter_map(|(rank, &slots)| entry(rank, slots))
+        .collect();
+    let total: u64 = slots.iter().map(|&slots| u64::from(slots)).sum();
+    for _ in total..request.loads.experts() as u64 {
+        let Some((_, _, Reverse(rank))) = heap.pop() else {
+            break;
+        };
+        slots[rank] += 1;
+        heap.extend(entry(rank, slots[rank]));
+    }
+    slots
 }
 
 /// The most slots, at most one per expert, that each rank can hold beside `rows` bytes; none if a rank cannot hold what
@@ -147,116 +168,4 @@ fn fitting_slots(request: &PlanRequest<'_>, rows: u64) -> Option<Vec<u32>> {
         Some((left / slot).min(experts as u64) as u32)
     };
     request.budget.iter().map(fitting).collect()
-}
-
-/// Bytes of a rank's balanced share of forward and retained rows.
-fn reserve(request: &PlanRequest<'_>, wanted: u64) -> u64 {
-    let ranks = request.topology.ranks() as u64;
-    let forward = u64::from(request.loads.total()).div_ceil(ranks);
-    let retained = wanted.div_ceil(ranks).min(request.rows_in_time(0));
-    sum(&[
-        forward_bytes(request.memory, forward),
-        product(&[retained, request.memory.retained_row_bytes()]),
-    ])
-}
-
-/// Bytes that forward rows take in buffers and stash.
-fn forward_bytes(memory: &MemoryModel, rows: u64) -> u64 {
-    sum(&[
-        product(&[rows.min(memory.chunk_rows), memory.forward_row_bytes()]),
-        product(&[rows, memory.stash_per_forward_row()]),
-    ])
-}
-
-/// The most forward rows that fit into `bytes`.
-fn most_forward_rows(memory: &MemoryModel, bytes: u64) -> u64 {
-    let (buffer, stash) = (memory.forward_row_bytes(), memory.stash_per_forward_row());
-    match bytes.checked_sub(forward_bytes(memory, memory.chunk_rows)) {
-        Some(left) => memory
-            .chunk_rows
-            .saturating_add(left.checked_div(stash).unwrap_or(u64::MAX)),
-        None => bytes / sum(&[buffer, stash]),
-    }
-}
-
-/// The most forward rows of each rank; none if a rank cannot hold its slots.
-fn limits(
-    request: &PlanRequest<'_>,
-    slots: &[u32],
-    budget: impl Fn(usize) -> u64,
-) -> Option<Vec<u64>> {
-    let (experts, ranks) = (request.loads.experts(), slots.len());
-    let most = |(rank, &slots): (usize, &u32)| {
-        let held = request.memory.without_rows(slots, experts, ranks);
-        let left = budget(rank).checked_sub(held)?;
-        Some(most_forward_rows(request.memory, left).min(request.loads.total().into()))
-    };
-    slots.iter().enumerate().map(most).collect()
-}
-
-/// Bytes that each rank needs on the smallest uniform budget with which the placement works.
-fn needed(request: &PlanRequest<'_>, placed: &Placed, slots: &[u32]) -> Vec<u64> {
-    let (experts, ranks) = (request.loads.experts(), slots.len());
-    let pairs = request.loads.per_expert();
-    let held = |slots: &[u32]| -> Vec<u64> {
-        let held = |&slots| request.memory.without_rows(slots, experts, ranks);
-        slots.iter().map(held).collect()
-    };
-    let bytes = |rows: &[u64]| -> Vec<u64> {
-        let held = held(&placed.slots);
-        let with = |(held, &rows)| sum(&[held, forward_bytes(request.memory, rows)]);
-        held.into_iter().zip(rows).map(with).collect()
-    };
-    let most = |bytes: &[u64]| bytes.iter().copied().fold(0, u64::max);
-    let reserved = held(slots);
-    let works = |budget: u64| {
-        limits(request, &placed.slots, |_| budget)
-            .is_some_and(|limits| fits(pairs, &placed.by_rank, &limits))
-    };
-    let free = balance(pairs, &placed.by_rank).rank_loads;
-    let (mut low, mut high) = (most(&reserved), most(&bytes(&free)));
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if works(middle) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    let rows = limits(request, &placed.slots, |_| low)
-        .and_then(|limits| spread(pairs, &placed.by_rank, &limits));
-    let rows = rows.unwrap_or(free);
-    let both = bytes(&rows).into_iter().zip(reserved);
-    both.map(|(rows, slots)| rows.max(slots)).collect()
-}
-
-/// Bytes that each rank needs on the smallest uniform budget from which slots can be derived.
-fn least_needed(request: &PlanRequest<'_>) -> Result<Vec<u64>, Error> {
-    let (experts, ranks) = (request.loads.experts(), request.topology.ranks());
-    let most = |bytes: &[u64]| bytes.iter().copied().fold(0, u64::max);
-    let mut best: Option<Vec<u64>> = None;
-    let mut refused = None;
-    for slots in experts.div_ceil(ranks) as u32..=experts as u32 {
-        let held = request.memory.without_rows(slots, experts, ranks);
-        if best.as_deref().is_some_and(|best| most(best) <= held) {
-            break;
-        }
-        let slots = vec![slots; ranks];
-        match place(request, &slots, true) {
-            Ok(placed) => {
-                let needed = needed(request, &placed, &slots);
-                if best
-                    .as_deref()
-                    .is_none_or(|best| most(&needed) < most(best))
-                {
-                    best = Some(needed);
-                }
-            }
-            Err(error) => refused = refused.or(Some(error)),
-        }
-    }
-    match (best, refused) {
-        (None, Some(error)) => Err(error),
-        (best, _) => Ok(best.unwrap_or_default()),
-    }
 }

@@ -1,5 +1,6 @@
 //! A whole plan within budgets.
 
+mod budget;
 mod layout;
 mod report;
 mod rows;
@@ -9,9 +10,10 @@ use serde::Serialize;
 
 use crate::cost::{PredictedWork, rows_within};
 use crate::error::expect;
+use crate::quota::{quotas_on, wanted};
 use crate::{
     ClusterSpec, Error, Loads, Memory, MemoryModel, ModelledSeconds, Placement, PlacementPolicy,
-    QuotaPolicy, QuotaRequest, Quotas, Topology, quotas,
+    QuotaPolicy, QuotaRequest, Quotas, Topology,
 };
 use layout::{Layout, lay_out};
 use rows::spread;
@@ -154,7 +156,7 @@ pub enum Constraint {
 /// 2. **Placement** by the policy, on the loads given.
 /// 3. **Forward rows**: all pairs, spread so that the largest rank has as few as possible within the budgets.
 /// 4. **Capacities**: the retained rows that fit into what is left of the budget and, if there is one, into the time budget.
-/// 5. **Quotas** within the capacities, see [`quotas`].
+/// 5. **Quotas** within the capacities, see [`quotas`](crate::quotas).
 /// 6. **Retained rows**, spread so that the largest rank has as few as possible within the capacities.
 ///
 /// The rows are those of one routing that keeps every budget; a router that takes them for capacities finds it. The seconds are
@@ -169,40 +171,25 @@ pub enum Constraint {
 /// more on a rank than it has slots; [`Error::BudgetTooSmall`] if the budgets cannot hold every expert and the forward pass.
 pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, Error> {
     request.check()?;
-    let wanted = crate::quota::wanted(request.loads, request.retention)?;
-    let layout = lay_out(request, wanted)?;
+    let wanted = wanted(request.loads, request.retention)?;
+    let mut layout = lay_out(request, wanted)?;
     let rooms = rooms(request, &layout);
-    let capacities: Vec<u64> = rooms
-        .iter()
-        .map(|room| room.memory.min(room.time))
-        .collect();
-    let quotas = quotas(&QuotaRequest {
-        loads: request.loads,
-        placement: &layout.placement,
-        capacities: &capacities,
-        retention: request.retention,
-        policy: request.quota_policy,
-        profile: request.profile,
-        floor: request.floor,
-    })?;
-    let retained_rows = spread(quotas.as_slice(), &layout.by_rank, &capacities)
+    let capacities: Vec<u64> = rooms.iter().map(Room::rows).collect();
+    let quotas = quotas_on(
+        &QuotaRequest {
+            loads: request.loads,
+            placement: &layout.placement,
+            capacities: &capacities,
+            retention: request.retention,
+            policy: request.quota_policy,
+            profile: request.profile,
+            floor: request.floor,
+        },
+        &mut layout.flow,
+    )?;
+    let retained_rows = spread(&mut layout.flow, quotas.as_slice(), &capacities)
         .expect("quotas can be routed within the capacities");
-
     let reached = u64::from(quotas.total()) == wanted;
-    let ranks = (0..rooms.len()).map(|rank| RankPlan {
-        memory: request.memory.of_rank(
-            &layout.placement,
-            rank,
-            layout.slots[rank],
-            layout.forward_rows[rank],
-            retained_rows[rank],
-        ),
-        budget: request.budget[rank],
-        forward_rows: layout.forward_rows[rank],
-        retained_rows: retained_rows[rank],
-        binds: rooms[rank].binds(retained_rows[rank], reached),
-    });
-    let ranks = ranks.collect();
     let seconds = PredictedWork {
         loads: request.loads,
         placement: &layout.placement,
@@ -217,14 +204,34 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, Error> {
     );
     Ok(Plan {
         quotas,
+        ranks: rank_plans(request, &layout, &retained_rows, &rooms, reached),
         placement: layout.placement,
         slots: layout.slots,
         capacities,
-        ranks,
         wanted,
         retained_row_bytes: request.memory.retained_row_bytes(),
         seconds,
     })
+}
+
+fn rank_plans(
+    request: &PlanRequest<'_>,
+    layout: &Layout,
+    retained_rows: &[u64],
+    rooms: &[Room],
+    reached: bool,
+) -> Vec<RankPlan> {
+    let of_rank = |rank: usize| {
+        let (forward_rows, retained_rows) = (layout.forward_rows[rank], retained_rows[rank]);
+        RankPlan {
+            memory: layout.memory_of(request.memory, rank, retained_rows),
+            budget: request.budget[rank],
+            forward_rows,
+            retained_rows,
+            binds: rooms[rank].binds(retained_rows, reached),
+        }
+    };
+    (0..rooms.len()).map(of_rank).collect()
 }
 
 /// Retained rows for which a rank has room.
@@ -234,8 +241,12 @@ struct Room {
 }
 
 impl Room {
+    fn rows(&self) -> u64 {
+        self.memory.min(self.time)
+    }
+
     fn binds(&self, retained: u64, reached: bool) -> Constraint {
-        if retained < self.memory.min(self.time) {
+        if retained < self.rows() {
             if reached {
                 Constraint::Retention
             } else {
@@ -251,15 +262,13 @@ impl Room {
 
 fn rooms(request: &PlanRequest<'_>, layout: &Layout) -> Vec<Room> {
     let row = request.memory.retained_row_bytes().max(1);
-    let room = |rank: usize| {
-        let (slots, rows) = (layout.slots[rank], layout.forward_rows[rank]);
-        let memory = request
-            .memory
-            .of_rank(&layout.placement, rank, slots, rows, 0);
+    let room = |(rank, budget): (usize, &u64)| {
+        let taken = layout.memory_of(request.memory, rank, 0).total();
+        let instances = layout.placement.on_rank(rank).len() as u32;
         Room {
-            memory: request.budget[rank].saturating_sub(memory.total()) / row,
-            time: request.rows_in_time(layout.placement.on_rank(rank).len() as u32),
+            memory: budget.saturating_sub(taken) / row,
+            time: request.rows_in_time(instances),
         }
     };
-    (0..request.budget.len()).map(room).collect()
+    request.budget.iter().enumerate().map(room).collect()
 }

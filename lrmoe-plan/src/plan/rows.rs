@@ -1,38 +1,26 @@
 //! How rows spread over the ranks.
 
-use crate::flow::{Flow, balance};
+use crate::flow::{Flow, mean_load};
 
 /// Rows of each rank when `per_expert` pairs are spread so that the largest rank takes as few as possible, none more than
 /// its limit; none if they do not fit.
-pub(super) fn spread(per_expert: &[u32], by_rank: &[Vec<u32>], limits: &[u64]) -> Option<Vec<u64>> {
-    let free = balance(per_expert, by_rank);
-    let within = |(rows, limit): (&u64, &u64)| rows <= limit;
-    if free.rank_loads.iter().zip(limits).all(within) {
-        return Some(free.rank_loads);
+pub(super) fn spread(flow: &mut Flow, per_expert: &[u32], limits: &[u64]) -> Option<Vec<u64>> {
+    let mut largest = flow.balance(per_expert, mean_load(per_expert, limits.len()));
+    let rows = flow.rank_loads();
+    if rows.iter().zip(limits).all(|(rows, limit)| rows <= limit) {
+        return Some(rows);
     }
-    let mut largest = free.largest;
     loop {
         let rooms: Vec<u64> = limits.iter().map(|&limit| limit.min(largest)).collect();
-        let mut flow = Flow::new(per_expert.len(), by_rank, &rooms);
-        let stuck = (0..per_expert.len()).find(|&expert| {
-            let pairs = per_expert[expert].into();
-            flow.push(expert, pairs) < pairs
-        });
-        if stuck.is_none() {
+        flow.fill_within(per_expert, &rooms);
+        if flow.is_settled() {
             return Some(flow.rank_loads());
         }
-        let (experts, hosts) = flow.full_set();
-        let pairs = chosen(&experts, per_expert).map(|&n| u64::from(n)).sum();
-        let rooms = chosen(&hosts, limits).copied().collect();
-        largest = level(pairs, rooms)?;
+        let full = flow.full_experts().iter();
+        let pairs = full.map(|&e| u64::from(per_expert[e as usize])).sum();
+        let vessels = flow.full_ranks().map(|rank| limits[rank]);
+        largest = level(pairs, vessels.collect())?;
     }
-}
-
-fn chosen<'a, T>(mask: &'a [bool], of: &'a [T]) -> impl Iterator<Item = &'a T> {
-    mask.iter()
-        .zip(of)
-        .filter(|(chosen, _)| **chosen)
-        .map(|(_, x)| x)
 }
 
 /// The lowest level up to which `pairs` fill vessels of the given sizes; none if they do not fit.

@@ -11,8 +11,8 @@ use crate::Loads;
 ///
 /// A greedy needs only the order of the values, so levels carry none.
 pub(super) struct Curves {
-    /// Pairs of each expert in the levels up to each, `[experts, levels]`; the last are the loads.
-    upto: Vec<u32>,
+    /// Pairs of each expert in the levels before each, `[experts, levels + 1]`: 0 first, the loads last.
+    before: Vec<u32>,
     levels: usize,
 }
 
@@ -20,7 +20,7 @@ impl Curves {
     /// One level.
     pub(super) fn flat(loads: &Loads) -> Self {
         Self {
-            upto: loads.per_expert().to_vec(),
+            before: loads.per_expert().iter().flat_map(|&n| [0, n]).collect(),
             levels: 1,
         }
     }
@@ -30,29 +30,21 @@ impl Curves {
     pub(super) fn from_profile(loads: &Loads, profile: &Profile) -> Self {
         let buckets = used_buckets(profile);
         let levels = buckets.len();
-        let mut upto = vec![0; loads.experts() * levels];
+        let mut before = vec![0; loads.experts() * (levels + 1)];
         let mut pooled = None;
-        for (expert, (&load, upto)) in loads
+        for ((expert, &load), before) in loads
             .per_expert()
             .iter()
-            .zip(upto.chunks_exact_mut(levels))
             .enumerate()
+            .zip(before.chunks_exact_mut(levels + 1))
         {
             let own = &profile.counts(expert)[buckets.clone()];
-            if !scale(own, load, upto) {
+            if !scale(own, load, &mut before[1..]) {
                 let pooled = pooled.get_or_insert_with(|| pool(profile, buckets.clone()));
-                scale(pooled, load, upto);
+                scale(pooled, load, &mut before[1..]);
             }
         }
-        Self { upto, levels }
-    }
-
-    /// Pairs of `expert` in the first `levels` levels.
-    fn upto(&self, levels: usize, expert: u32) -> u32 {
-        match levels {
-            0 => 0,
-            _ => self.upto[expert as usize * self.levels + levels - 1],
-        }
+        Self { before, levels }
     }
 
     /// Sets the quotas of `experts` to sum to `target`, at most their loads, with no regard to capacities: the floors by falling value, then
@@ -64,33 +56,35 @@ impl Curves {
         target: u64,
         quotas: &mut [u32],
     ) {
-        let floor_sum = total(experts.iter().map(|&e| floors[e as usize]));
+        let below = target < total(experts.iter().map(|&e| floors[e as usize]));
         let taken = |levels: usize, expert: u32| {
-            let (upto, floor) = (self.upto(levels, expert), floors[expert as usize]);
-            if target < floor_sum {
-                upto.min(floor)
+            let expert = expert as usize;
+            let upto = self.before[expert * (self.levels + 1) + levels];
+            if below {
+                upto.min(floors[expert])
             } else {
-                upto.max(floor)
+                upto.max(floors[expert])
             }
         };
-        let sum = |levels: usize| total(experts.iter().map(|&e| taken(levels, e)));
-        let (mut whole, mut end) = (0, self.levels + 1);
-        while whole + 1 < end {
-            let middle = whole.midpoint(end);
-            if sum(middle) <= target {
-                whole = middle;
+        // The last level before which no more than the target is taken.
+        let (mut level, mut end, mut sum) = (0, self.levels + 1, None);
+        while level + 1 < end {
+            let middle = level.midpoint(end);
+            let here = total(experts.iter().map(|&e| taken(middle, e)));
+            if here <= target {
+                (level, sum) = (middle, Some(here));
             } else {
                 end = middle;
             }
         }
         for &expert in experts {
-            quotas[expert as usize] = taken(whole, expert);
+            quotas[expert as usize] = taken(level, expert);
         }
-        let left = target - sum(whole);
-        if left > 0 && whole < self.levels {
-            let in_level = |&e: &u32| u128::from(taken(whole + 1, e) - taken(whole, e));
+        let sum = sum.unwrap_or_else(|| total(experts.iter().map(|&e| quotas[e as usize])));
+        if sum < target && level < self.levels {
+            let in_level = |&e: &u32| u128::from(taken(level + 1, e) - quotas[e as usize]);
             let weights: Vec<u128> = experts.iter().map(in_level).collect();
-            for (&expert, share) in experts.iter().zip(apportion(left, &weights)) {
+            for (&expert, share) in experts.iter().zip(apportion(target - sum, &weights)) {
                 quotas[expert as usize] += share as u32;
             }
         }
@@ -103,14 +97,14 @@ fn total(counts: impl Iterator<Item = u32>) -> u64 {
 
 /// From the lowest to the highest bucket in which any expert has pairs.
 fn used_buckets(profile: &Profile) -> Range<usize> {
-    let mut used = [false; Profile::BUCKETS];
+    let mut bits = [0; Profile::BUCKETS];
     for counts in profile.to_counts().chunks_exact(Profile::BUCKETS) {
-        for (used, &count) in used.iter_mut().zip(counts) {
-            *used |= count > 0.0;
+        for (bits, count) in bits.iter_mut().zip(counts) {
+            *bits |= count.to_bits();
         }
     }
-    let first = used.iter().position(|&used| used).unwrap_or(0);
-    let last = used.iter().rposition(|&used| used).unwrap_or(first);
+    let first = bits.iter().position(|&bits| bits > 0).unwrap_or(0);
+    let last = bits.iter().rposition(|&bits| bits > 0).unwrap_or(first);
     first..last + 1
 }
 
@@ -128,9 +122,9 @@ fn pool(profile: &Profile, buckets: Range<usize>) -> Vec<f64> {
     pooled
 }
 
-/// Scales a histogram to `load` pairs and adds it up, highest bucket first; returns whether it has any.
+/// Adds up a histogram, highest bucket first, scaled to `load` pairs; returns whether it has any.
 ///
-/// The pairs in the highest b buckets, b = 1, 2, .., are rounded, so that no rounding error adds up.
+/// Sums are rounded, not buckets, so that no rounding error adds up.
 fn scale<T: Copy + Into<f64>>(histogram: &[T], load: u32, upto: &mut [u32]) -> bool {
     let counts = || histogram.iter().rev().map(|&count| count.into());
     let total: f64 = counts().sum();

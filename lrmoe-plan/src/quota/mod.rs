@@ -12,10 +12,10 @@ use lrmoe_metric::Profile;
 use serde::{Deserialize, Serialize};
 
 use crate::error::expect;
-use crate::flow::{Flow, fits};
+use crate::flow::Flow;
 use crate::{Error, Loads, Placement};
 use curve::Curves;
-use decompose::{Room, decompose};
+use decompose::decompose;
 use floors::floors;
 
 /// Quotas: how many of each expert's pairs, over all ranks, run backward, `[experts]`.
@@ -159,9 +159,13 @@ pub(crate) fn wanted(loads: &Loads, retention: f64) -> Result<u64, Error> {
 /// [`Error::Mismatch`] if the inputs have different numbers of experts or ranks, [`Error::OutOfRange`] for the
 /// retention.
 pub fn quotas(request: &QuotaRequest<'_>) -> Result<Quotas, Error> {
+    quotas_on(request, &mut Flow::over(request.placement))
+}
+
+/// [`quotas`] with a flow over the placement. It may lose instances that cannot take any of the retained pairs.
+pub(crate) fn quotas_on(request: &QuotaRequest<'_>, flow: &mut Flow) -> Result<Quotas, Error> {
     request.check()?;
     let wanted = wanted(request.loads, request.retention)?;
-    let by_rank = request.placement.by_rank();
     let profile = request.profile.filter(|profile| !profile.is_empty());
     let curves = match profile {
         Some(profile) => Curves::from_profile(request.loads, profile),
@@ -173,28 +177,17 @@ pub fn quotas(request: &QuotaRequest<'_>) -> Result<Quotas, Error> {
     let experts: Vec<u32> = (0..floors.len() as u32).collect();
     let mut quotas = vec![0; floors.len()];
     curves.share_out(&experts, &floors, wanted, &mut quotas);
-    if fits(&quotas, &by_rank, request.capacities) {
+    flow.fill_within(&quotas, request.capacities);
+    if flow.is_settled() {
         return Ok(Quotas(quotas));
     }
-    let most = routable(request.loads.per_expert(), &by_rank, request.capacities);
+    flow.fill_within(request.loads.per_expert(), request.capacities);
+    let most = u64::from(request.loads.total()) - flow.total_left();
     let (floors, sum) = if most < wanted {
         (floors_of(most), most)
     } else {
         (floors, wanted)
     };
-    let room = Room {
-        by_rank: &by_rank,
-        capacities: request.capacities,
-    };
-    Ok(Quotas(decompose(&curves, &floors, sum, room)))
-}
-
-/// How many pairs can be routed within the capacities.
-fn routable(loads: &[u32], by_rank: &[Vec<u32>], capacities: &[u64]) -> u64 {
-    let mut flow = Flow::new(loads.len(), by_rank, capacities);
-    loads
-        .iter()
-        .enumerate()
-        .map(|(expert, &load)| flow.push(expert, load.into()))
-        .sum()
+    let quotas = decompose(&curves, &floors, sum, flow, request.capacities);
+    Ok(Quotas(quotas))
 }

@@ -47,6 +47,11 @@ fn seconds_by_hand() {
     assert!(close(seconds.exchange, 2.0 + 70.0 / 10.0));
     assert!(close(seconds.delivery, 1.0 + 50.0 / 100.0));
     assert!(close(seconds.total(), 6.5 + 9.0 + 9.0 + 1.5));
+    // Pre-activations that are kept need not be computed again.
+    for stash in [Stash::Full, Stash::ForwardSelect] {
+        let kept = modelled_seconds(&cluster, &shape, &StepWork { stash, ..work() }).unwrap();
+        assert!(close(kept.backward, 50.0 * 12.0 * 10.0 / 1000.0 + 1.0));
+    }
     shape.gated = false;
     let seconds = modelled_seconds(&cluster, &shape, &work()).unwrap();
     assert!(close(seconds.forward, 100.0 * 4.0 * 10.0 / 1000.0 + 0.5));

@@ -3,8 +3,9 @@
 use crate::checker::check;
 use lrmoe_plan::ndarray::{Array2, array};
 use lrmoe_plan::{
-    ClusterSpec, Constraint, Error, ExpertShape, Fixed, Loads, Lrmoe, MemoryModel, Placement,
-    PlacementPolicy, Plan, PlanRequest, Profile, QuotaPolicy, Stash, Symi, Topology, plan,
+    ClusterSpec, Constraint, Error, ExpertShape, Fixed, FixedReplicas, FlexMoe, Link, Loads, Lrmoe,
+    MemoryModel, Placement, PlacementPolicy, Plan, PlanRequest, Profile, QuotaPolicy, Stash, Symi,
+    Topology, plan,
 };
 use proptest::prelude::*;
 
@@ -61,11 +62,13 @@ impl Case {
 fn policy(index: usize) -> Box<dyn PlacementPolicy> {
     match index {
         0 => Box::new(Fixed),
-        1 => Box::new(Symi),
+        1 => Box::new(FixedReplicas),
+        2 => Box::new(Symi),
+        3 => Box::new(FlexMoe),
         _ => Box::new(Lrmoe::default()),
     }
 }
-const POLICIES: usize = 3;
+const POLICIES: usize = 5;
 
 fn cluster() -> ClusterSpec {
     ClusterSpec {
@@ -370,6 +373,130 @@ fn bad_requests() {
     });
     assert!(
         text.starts_with("budget of 0 bytes on rank 0 is "),
+        "{text}"
+    );
+}
+
+/// Rows of one rank received from another, if they come from all ranks in proportion to what these route.
+#[test]
+fn predicted_seconds_by_hand() {
+    let mut case = example();
+    case.topology = Topology::new(2, 1).unwrap();
+    case.budget.fill(u64::MAX);
+    case.slots = Some(vec![1, 2]);
+    case.placement = Box::new(Fixed);
+    case.cluster = ClusterSpec {
+        flops: 1e6,
+        launch_seconds: 0.1,
+        inter: Link {
+            latency_seconds: 2.0,
+            bytes_per_second: 1000.0,
+        },
+        ..case.cluster
+    };
+    let found = plan(&case.request()).unwrap();
+    let rows: Vec<_> = found
+        .ranks
+        .iter()
+        .map(|r| (r.forward_rows, r.retained_rows))
+        .collect();
+    assert_eq!(rows, [(110, 55), (50, 25)]);
+    let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b;
+    assert!(close(
+        found.seconds.forward,
+        0.1 + 110.0 * 6.0 * 16.0 * 32.0 / 1e6
+    ));
+    assert!(close(
+        found.seconds.backward,
+        0.1 + 55.0 * 16.0 * 16.0 * 32.0 / 1e6
+    ));
+    // Both ranks route half of all pairs: half of what rank 0 receives crosses.
+    let row = 16.0 * 4.0;
+    let crossing = |rows: f64, bytes: f64| 2.0 + rows / 2.0 * bytes / 1000.0;
+    let exchange = 2.0 * crossing(110.0, row) + crossing(55.0, 2.0 * row) + crossing(55.0, row);
+    // Rank 1 has two instances; half of each belongs to the other rank's shard.
+    let weights = 2.0 + 2.0 / 2.0 * (3.0 * 16.0 * 32.0 * 4.0) / 1000.0;
+    assert!(close(found.seconds.exchange, exchange + weights));
+    assert!(close(found.seconds.delivery, weights));
+
+    case.memory.stash = Stash::ForwardSelect;
+    let kept = plan(&case.request()).unwrap();
+    let saved = crossing(55.0, 2.0 * row) - crossing(55.0, row);
+    assert!(close(found.seconds.exchange - kept.seconds.exchange, saved));
+    case.retention = 0.0;
+    let frozen = plan(&case.request()).unwrap();
+    assert_eq!(frozen.seconds.delivery, 0.0);
+    assert!(close(frozen.seconds.exchange, 2.0 * crossing(110.0, row)));
+}
+
+#[test]
+fn plans_explain_themselves() {
+    let mut case = example();
+    case.budget = vec![70_000, 100_000];
+    case.retention = 0.9;
+    let found = plan(&case.request()).unwrap();
+    let text = found.to_string();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 6, "{text}");
+    let cells: Vec<&str> = lines[2].split_whitespace().collect();
+    let of = found.ranks[1];
+    assert_eq!(cells[..6], ["1", "2", "2", "50", "40", "40"]);
+    assert_eq!(
+        cells[9],
+        format!("{:.2}", of.memory.total() as f64 / 1048576.0)
+    );
+    assert_eq!(cells[11], "memory");
+    assert_eq!(
+        lines[3..5],
+        [
+            "50 of 160 pairs run backward (31.2 %), 94 fewer than the retention asks for.",
+            "Memory is full on ranks 0, 1: one more row there needs 728 bytes of budget.",
+        ]
+    );
+    assert!(lines[5].starts_with("Modelled: "));
+
+    let retention = 0.1;
+    let found = plan(&PlanRequest {
+        retention,
+        ..case.request()
+    })
+    .unwrap();
+    let text = found.to_string();
+    assert!(
+        text.contains("16 of 160 pairs run backward (10.0 %), as many as the retention asks for.")
+    );
+    assert!(
+        text.contains(
+            "Room for 12 more rows on ranks 0, 1: a higher retention would use the room."
+        )
+    );
+
+    let json = serde_json::to_value(&found).unwrap();
+    assert_eq!(json["quotas"], serde_json::json!([11, 3, 2]));
+    assert_eq!(json["placement"], serde_json::json!([[0], [0, 1, 2]]));
+    assert_eq!(json["ranks"][0]["binds"], "retention");
+    assert_eq!(
+        json["ranks"][1]["memory"]["optimizer"],
+        3 * 4 * 3 * 3 * 16 * 32 / 2
+    );
+}
+
+#[test]
+fn many_ranks_are_shortened() {
+    let case = Case {
+        loads: Loads::new(Array2::from_elem((40, 4), 10)).unwrap(),
+        previous: Fixed::placement(4, 40).unwrap(),
+        topology: Topology::new(40, 8).unwrap(),
+        budget: vec![1 << 20; 40],
+        ..example()
+    };
+    let text = plan(&case.request()).unwrap().to_string();
+    assert!(
+        text.contains("and 8 ranks with more memory to spare"),
+        "{text}"
+    );
+    assert!(
+        text.contains("on ranks 0, 1, 2, 3, 4, 5, 6, 7 and 32 more:"),
         "{text}"
     );
 }
