@@ -19,15 +19,20 @@ pub enum TraceError {
     #[error("{} already exists; replace it with --overwrite or choose another name", .0.display())]
     Exists(PathBuf),
     /// A file whose contents are not what a trace holds.
-    #[error("{}: {place}{fault}", .path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// Where in it.
-        place: Place,
-        /// What is wrong there.
-        fault: Fault,
-    },
+    #[error(transparent)]
+    Invalid(Box<Invalid>),
+}
+
+/// A fault of a file, and where it is.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {place}{fault}", .path.display())]
+pub struct Invalid {
+    /// The file.
+    pub path: PathBuf,
+    /// Where in it.
+    pub place: Place,
+    /// What is wrong there.
+    pub fault: Fault,
 }
 
 /// A place in a trace, as exact as the fault allows; what is `None` does not matter.
@@ -363,10 +368,10 @@ impl TraceError {
 
     /// A fault at a place of a file.
     pub(crate) fn invalid(path: &Path, place: Place, fault: Fault) -> Self {
-        Self::Invalid {
+        Self::Invalid(Box::new(Invalid {
             path: path.into(),
             place,
             fault,
-        }
+        }))
     }
 }

@@ -17,6 +17,8 @@ pub struct HeatMap {
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 const WIDTH: u32 = 1000;
+/// Font of the numbers on the axes.
+const LABELS: (&str, i32) = ("sans-serif", 16);
 /// Colours of the scale.
 const SHADES: usize = 48;
 /// Viridis, dark to bright, at equal distances.
@@ -77,7 +79,7 @@ impl HeatMap {
             .margin(12)
             .caption(
                 format!("Layer {}: load of each expert over the mean", self.layer),
-                ("sans-serif", 18),
+                ("sans-serif", 24),
             )
             .x_label_area_size(44)
             .y_label_area_size(58)
@@ -92,6 +94,8 @@ impl HeatMap {
         chart
             .configure_mesh()
             .disable_mesh()
+            .label_style(LABELS)
+            .axis_desc_style(("sans-serif", 18))
             .x_desc("step")
             .y_desc("expert")
             .x_label_formatter(&step)
@@ -126,6 +130,7 @@ fn draw_legend(area: &DrawingArea<SVGBackend<'_>, Shift>, most: f64, largest: f6
         .disable_mesh()
         .disable_x_axis()
         .y_labels(6)
+        .label_style(LABELS)
         .y_label_formatter(&|load: &f64| {
             let more = if ends_here || *load < most { "" } else { "+" };
             format!("{load:.1}{more}")

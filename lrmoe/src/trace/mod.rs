@@ -25,17 +25,20 @@
 mod check;
 mod convert;
 mod error;
+mod figures;
 mod header;
 mod heatmap;
 mod inspect;
 mod layout;
 mod limits;
+mod pairs;
 mod reader;
+mod sizes;
 pub mod synth;
 mod writer;
 
 pub use convert::{Axes, ConvertOptions, Format, UnknownAxes, UnknownFormat, convert};
-pub use error::{Fault, Place, TraceError};
+pub use error::{Fault, Invalid, Place, TraceError};
 pub use header::{PairRecord, TraceHeader, TraceSettings};
 pub use heatmap::HeatMap;
 pub use inspect::{Inspection, LayerFigures, TimeFigures, inspect};

@@ -99,14 +99,14 @@ impl TraceWriter {
         } else {
             check::counts(counts)
         };
-        self.steps += 1;
-        self.located(checked)?;
+        self.located(self.steps, checked)?;
         for count in counts {
             self.counts
                 .write_all(&count.to_le_bytes())
                 .map_err(TraceError::io(&self.path))?;
         }
         self.last = counts.to_owned();
+        self.steps += 1;
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl TraceWriter {
     /// `TraceError`: another shape, settings without `top_k` or `tokens_per_rank`, what a reader would refuse, a failed write.
     pub fn push_pairs(&mut self, mut pairs: PairRecord) -> Result<(), TraceError> {
         let checked = self.check_pairs(&mut pairs);
-        self.located(checked)?;
+        self.located(self.steps.saturating_sub(1), checked)?;
         let number = self.number();
         self.write_pairs(number, &pairs)
             .map_err(TraceError::io(&self.path))
@@ -286,9 +286,9 @@ impl TraceWriter {
         (self.settings.first_step as usize + self.steps).saturating_sub(1) as i32
     }
 
-    fn located(&self, checked: Located<()>) -> Result<(), TraceError> {
+    fn located(&self, step: usize, checked: Located<()>) -> Result<(), TraceError> {
         checked.map_err(|(place, fault)| {
-            let step = Some(self.number() as u64);
+            let step = Some(u64::from(self.settings.first_step) + step as u64);
             TraceError::invalid(&self.path, Place { step, ..place }, fault)
         })
     }

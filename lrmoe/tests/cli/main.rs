@@ -1,6 +1,7 @@
 //! The program as a user runs it.
 
 mod refusals;
+mod trace;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -56,14 +57,18 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    /// The program in this folder.
+    fn program(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lrmoe"));
         command
             .current_dir(self.0.path())
-            .arg("train")
             .args(arguments)
             .stdin(Stdio::null());
         command
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        self.program(&[&["train"], arguments].concat())
     }
 
     fn run(&self, arguments: &[&str]) -> Output {

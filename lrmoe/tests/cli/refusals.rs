@@ -6,8 +6,16 @@ use super::{Folder, SMALL, assert_success, text};
 
 /// Runs that must end with exit code 2, one clear line and nothing written.
 fn assert_refused(folder: &Folder, arguments: &[&str], message: &str) {
+    assert_program_refused(folder, &[&["train"], arguments].concat(), message);
+}
+
+/// The same for any command.
+pub(super) fn assert_program_refused(folder: &Folder, arguments: &[&str], message: &str) {
     let before = listing(folder.0.path());
-    let output = folder.run(arguments);
+    let output = folder
+        .program(arguments)
+        .output()
+        .expect("the program starts");
     let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
     assert!(errors.contains(message), "{arguments:?} said: {errors}");

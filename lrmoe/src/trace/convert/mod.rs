@@ -3,6 +3,7 @@
 //! Every format is a [`Source`] of steps: sizes first, then one step after the other, written as they come.
 
 mod csv;
+mod element;
 mod jsonl;
 mod lines;
 mod megatron;
@@ -17,8 +18,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use indicatif::ProgressBar;
-use ndarray::Array3;
+use ndarray::{Array3, ArrayView3};
 
+use super::check::{self, Located};
 use super::error::{Fault, Place, TraceError};
 use super::header::{PairRecord, TraceHeader, TraceSettings};
 use super::limits::{MOST, MOST_STEPS};
@@ -89,7 +91,7 @@ pub struct ConvertOptions {
     pub array: Option<String>,
 }
 
-pub use numpy::{Axes, UnknownAxes};
+pub use element::{Axes, UnknownAxes};
 
 /// One step of an input.
 struct Step {
@@ -128,12 +130,12 @@ pub fn convert(
     let mut number = settings.first_step;
     let mut writer = TraceWriter::create(out, settings)?;
     while let Some(step) = source.next()? {
-        writer.push(step.counts.view())?;
-        let merged = pairs
-            .as_mut()
-            .map(|pairs| pairs.of_step(number))
-            .transpose()?;
-        if let Some(pairs) = merged.flatten().or(step.pairs) {
+        let counts = step.counts.view();
+        // The writer checks too, but would lay it to the output.
+        located(&inputs[0], number, check::counts(counts))?;
+        writer.push(counts)?;
+        let other = pairs.as_mut().map(|pairs| pairs.of_step(number, counts));
+        if let Some(pairs) = other.transpose()?.flatten().or(step.pairs) {
             writer.push_pairs(pairs)?;
         }
         number += 1;
@@ -273,12 +275,19 @@ impl Pairs {
         Some(header.number(*step as usize))
     }
 
-    fn of_step(&mut self, number: u32) -> Result<Option<PairRecord>, TraceError> {
+    fn of_step(
+        &mut self,
+        number: u32,
+        counts: ArrayView3<'_, u32>,
+    ) -> Result<Option<PairRecord>, TraceError> {
         if self.number() != Some(number) {
             return Ok(None);
         }
         self.next += 1;
-        self.reader.pairs(self.next - 1).map(Some)
+        let pairs = self.reader.pairs(self.next - 1)?;
+        let agree = check::agree(pairs.expert.view(), counts);
+        located(self.reader.path(), number, agree)?;
+        Ok(Some(pairs))
     }
 
     /// Every step found its counts.
@@ -298,6 +307,14 @@ impl Pairs {
             }
         }
     }
+}
+
+/// Lays a fault to a step of a file.
+fn located(path: &Path, number: u32, checked: Located<()>) -> Result<(), TraceError> {
+    checked.map_err(|(place, fault)| {
+        let step = Some(u64::from(number));
+        TraceError::invalid(path, Place { step, ..place }, fault)
+    })
 }
 
 /// Number of the first step, which there must be.

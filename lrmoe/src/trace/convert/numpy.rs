@@ -4,11 +4,9 @@
 //! Files follow one another as further steps. An array in C order that starts with its steps is read step by step, any other whole. Elements of
 //! type `object` are refused: they are pickled, and to unpickle is to run what the file says.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use indicatif::ProgressBar;
 use ndarray::{Array3, Array4, ArrayD, Axis, Ix4, IxDyn, ShapeBuilder};
@@ -16,6 +14,7 @@ use ndarray_npy::npy::header::Header;
 use zip::ZipArchive;
 use zip::result::ZipError;
 
+use super::element::{AXES, Axes, Element, STEPS};
 use super::{ConvertOptions, Source, Step, announce, check_sizes};
 use crate::trace::error::{Fault, Place, TraceError};
 use crate::trace::header::TraceSettings;
@@ -24,137 +23,62 @@ use crate::trace::limits::MOST_COUNTS;
 /// Arrays taken from an npz file with several, the first that is there.
 const KNOWN: [&str; 3] = ["counts", "logical_count", "expert_load"];
 
-const AXES: [&str; 4] = ["steps", "layers", "ranks", "experts"];
-
-/// Axes of an array, by their index into steps, layers, ranks, experts; experts are there, no axis twice.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Axes(Vec<usize>);
-
-/// No list of axes.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "axes `{0}` must be some of steps, layers, ranks, experts, each at most once, among them experts"
-)]
-pub struct UnknownAxes(String);
-
-impl fmt::Display for Axes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.0.iter().map(|axis| AXES[*axis]).collect();
-        f.pad(&names.join(","))
-    }
+/// What an array's elements and axes are.
+struct Kind {
+    element: Element,
+    axes: Axes,
 }
 
-impl FromStr for Axes {
-    type Err = UnknownAxes;
-
-    fn from_str(text: &str) -> Result<Self, UnknownAxes> {
-        let mut axes = Vec::new();
-        for name in text.split(',') {
-            let axis = AXES.iter().position(|known| *known == name.trim());
-            match axis.filter(|axis| !axes.contains(axis)) {
-                Some(axis) => axes.push(axis),
-                None => return Err(UnknownAxes(text.into())),
+impl Kind {
+    /// The axes are as many as the options or the shape say, none of length 0.
+    fn of(name: &str, header: &Header, options: &ConvertOptions) -> Result<Self, Fault> {
+        let name = name.to_owned();
+        let found = header.type_descriptor.to_string();
+        let found = found.trim_matches('\'').to_owned();
+        let Some(element) = Element::parse(&found) else {
+            return Err(Fault::ArrayType { name, found });
+        };
+        let shape = &header.shape;
+        let given = options.axes.as_ref();
+        let axes = given.cloned().or_else(|| Axes::of(shape.len()));
+        let Some(axes) = axes.filter(|axes| axes.0.len() == shape.len()) else {
+            let expected = given.map_or_else(|| AXES.join(","), Axes::to_string);
+            let found = shape.clone();
+            return Err(Fault::ArrayShape {
+                name,
+                found,
+                expected,
+            });
+        };
+        match shape.iter().position(|size| *size == 0) {
+            None => Ok(Self { element, axes }),
+            Some(axis) => {
+                let (what, limit) = (AXES[axes.0[axis]], MOST_COUNTS);
+                Err(Fault::Size {
+                    what,
+                    value: 0,
+                    limit,
+                })
             }
         }
-        if !axes.contains(&EXPERTS) {
-            return Err(UnknownAxes(text.into()));
-        }
-        Ok(Self(axes))
-    }
-}
-
-const STEPS: usize = 0;
-const EXPERTS: usize = 3;
-
-impl Axes {
-    /// By the number of axes alone.
-    fn of(dimensions: usize) -> Option<Self> {
-        match dimensions {
-            1 => Some(Self(vec![3])),
-            2 => Some(Self(vec![1, 3])),
-            3 => Some(Self(vec![0, 1, 3])),
-            4 => Some(Self(vec![0, 1, 2, 3])),
-            _ => None,
-        }
-    }
-}
-
-/// How an element is stored.
-#[derive(Clone, Copy, Debug)]
-struct Element {
-    kind: u8,
-    size: usize,
-    big_endian: bool,
-}
-
-impl Element {
-    /// From numpy's type descriptor, such as `<i8`.
-    fn parse(descriptor: &str) -> Option<Self> {
-        let [order, kind, size] = descriptor.as_bytes() else {
-            return None;
-        };
-        let size = usize::from(size.checked_sub(b'0')?);
-        let known = match kind {
-            b'i' | b'u' => [1, 2, 4, 8].contains(&size),
-            b'f' => [4, 8].contains(&size),
-            _ => false,
-        };
-        let big_endian = match order {
-            b'<' | b'|' => false,
-            b'>' => true,
-            b'=' => cfg!(target_endian = "big"),
-            _ => return None,
-        };
-        known.then_some(Self {
-            kind: *kind,
-            size,
-            big_endian,
-        })
     }
 
-    /// A count, or the number that is none.
-    fn count(self, bytes: &[u8]) -> Result<u32, String> {
-        let mut word = [0; 8];
-        for (place, byte) in bytes.iter().enumerate() {
-            let place = if self.big_endian {
-                self.size - 1 - place
-            } else {
-                place
-            };
-            word[place] = *byte;
+    /// Steps, layers, ranks, experts; 1 where there is no such axis.
+    fn sizes(&self, shape: &[usize]) -> [usize; 4] {
+        let mut sizes = [1; 4];
+        for (axis, size) in self.axes.0.iter().zip(shape) {
+            sizes[*axis] = *size;
         }
-        let bits = u64::from_le_bytes(word);
-        let spare = 64 - 8 * self.size as u32;
-        match (self.kind, self.size) {
-            (b'u', _) => u32::try_from(bits).map_err(|_| bits.to_string()),
-            (b'i', _) => {
-                let number = (bits << spare) as i64 >> spare;
-                u32::try_from(number).map_err(|_| number.to_string())
-            }
-            (_, size) => {
-                let number = if size == 4 {
-                    f32::from_bits(bits as u32).into()
-                } else {
-                    f64::from_bits(bits)
-                };
-                let fits = (0.0..=f64::from(u32::MAX)).contains(&number) && number.fract() == 0.0;
-                if fits {
-                    Ok(number as u32)
-                } else {
-                    Err(number.to_string())
-                }
-            }
-        }
+        sizes
     }
 }
 
 /// An array whose header has been read.
 struct Array {
     path: PathBuf,
-    element: Element,
+    kind: Kind,
     shape: Vec<usize>,
     fortran: bool,
-    axes: Axes,
     data: BufReader<File>,
     /// Steps in each part that is read at once: 1, or all.
     part: usize,
@@ -186,50 +110,29 @@ impl Array {
         let header = Header::from_reader(&mut file).map_err(|error| whole(error.into()))?;
         let start = file.stream_position().map_err(TraceError::io(path))?;
         let found = file.metadata().map_err(TraceError::io(path))?.len();
-        let descriptor = header.type_descriptor.to_string();
-        let descriptor = descriptor.trim_matches('\'').to_owned();
-        let Some(element) = Element::parse(&descriptor) else {
-            return Err(whole(Fault::ArrayType {
-                name,
-                found: descriptor,
-            }));
-        };
-        let shape = header.shape;
-        let axes = options.axes.clone().or_else(|| Axes::of(shape.len()));
-        let Some(axes) = axes.filter(|axes| axes.0.len() == shape.len()) else {
-            let expected = options
-                .axes
-                .as_ref()
-                .map_or_else(|| AXES.join(","), Axes::to_string);
-            return Err(whole(Fault::ArrayShape {
-                name,
-                found: shape,
-                expected,
-            }));
-        };
-        let sizes = shape.iter().map(|n| *n as u64).chain([element.size as u64]);
-        let expected = start.saturating_add(sizes.fold(1, u64::saturating_mul));
-        if shape.contains(&0) {
-            return Err(whole(Fault::NoSteps));
-        }
+        let kind = Kind::of(&name, &header, options).map_err(whole)?;
+        let bytes = header
+            .shape
+            .iter()
+            .map(|n| *n as u64)
+            .chain([kind.element.size as u64]);
+        let expected = start.saturating_add(bytes.fold(1, u64::saturating_mul));
         if expected != found {
             return Err(whole(Fault::Length { expected, found }));
         }
-        let mut array = Self {
+        let steps = kind.sizes(&header.shape)[STEPS];
+        let whole_array = header.layout.is_fortran() || kind.axes.0[0] != STEPS;
+        let array = Self {
             path: path.into(),
-            element,
+            kind,
             fortran: header.layout.is_fortran(),
+            shape: header.shape,
             data: BufReader::new(file),
-            part: 1,
+            part: if whole_array { steps } else { 1 },
             steps: Array4::zeros((0, 0, 0, 0)),
             first: 0,
             next: 0,
-            shape,
-            axes,
         };
-        if array.fortran || array.axes.0[0] != STEPS {
-            array.part = array.sizes()[STEPS];
-        }
         let (value, limit) = (array.part_len() as u64, MOST_COUNTS);
         if value > limit {
             let what = "numbers that have to be read at once";
@@ -240,11 +143,7 @@ impl Array {
 
     /// Steps, layers, ranks, experts; 1 where there is no such axis.
     fn sizes(&self) -> [usize; 4] {
-        let mut sizes = [1; 4];
-        for (axis, size) in self.axes.0.iter().zip(&self.shape) {
-            sizes[*axis] = *size;
-        }
-        sizes
+        self.kind.sizes(&self.shape)
     }
 
     /// Numbers in a part.
@@ -270,22 +169,22 @@ impl Array {
     }
 
     fn read_part(&mut self) -> Result<Array4<u32>, TraceError> {
-        let mut bytes = vec![0; self.part_len() * self.element.size];
+        let mut bytes = vec![0; self.part_len() * self.kind.element.size];
         self.data
             .read_exact(&mut bytes)
             .map_err(TraceError::io(&self.path))?;
         let mut shape = self.shape.clone();
-        if self.axes.0[0] == STEPS {
+        if self.kind.axes.0[0] == STEPS {
             shape[0] = self.part;
         }
         let elements = ArrayD::from_shape_vec(
             IxDyn(&shape).set_f(self.fortran),
-            bytes.chunks_exact(self.element.size).collect(),
+            bytes.chunks_exact(self.kind.element.size).collect(),
         );
         let mut elements = elements.expect("as many as were read");
         // Axes that are not there get the size 1; then all come into their order.
-        let mut axes = self.axes.0.clone();
-        for axis in (0..AXES.len()).filter(|axis| !self.axes.0.contains(axis)) {
+        let mut axes = self.kind.axes.0.clone();
+        for axis in (0..AXES.len()).filter(|axis| !self.kind.axes.0.contains(axis)) {
             axes.push(axis);
             elements = elements.insert_axis(Axis(axes.len() - 1));
         }
@@ -299,6 +198,7 @@ impl Array {
         let mut counts = Array4::zeros(elements.dim());
         for ((at, count), bytes) in counts.indexed_iter_mut().zip(elements.iter()) {
             *count = self
+                .kind
                 .element
                 .count(bytes)
                 .map_err(|value| self.not_a_count(at, value))?;
