@@ -48,7 +48,7 @@ pub(crate) struct Plan {
     /// What the forward pass leaves: recompute (x per token), stash (activations of every pair) or forward-select (of the retained)
     #[arg(long, value_name = "MODE", default_value_t)]
     stash: Stash,
-    /// How the retained pairs are divided among experts: proportional, value or blend
+    /// How the retained pairs are divided among experts: proportional, value, blend or neyman
     #[arg(long, value_name = "NAME", default_value_t)]
     quota_policy: QuotaPolicy,
     /// Pairs that every expert keeps if it has them

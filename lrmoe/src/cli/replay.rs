@@ -76,7 +76,7 @@ pub(crate) struct Replay {
     /// Rows of a chunk, where passes run in chunks: enough to keep a GPU busy, few beside a step's rows
     #[arg(long, value_name = "ROWS", default_value_t = 8192)]
     chunk_rows: u64,
-    /// How lrmoe divides what it retains among experts: proportional, value or blend
+    /// How lrmoe divides what it retains among experts: proportional, value, blend or neyman
     #[arg(long, value_name = "NAME", default_value_t)]
     quota_policy: QuotaPolicy,
     /// Pairs that every expert keeps if it has them

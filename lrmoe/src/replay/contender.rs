@@ -1,7 +1,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use lrmoe_plan::{Fixed, Lrmoe, PlacementPolicy, Stash, Symi};
+use lrmoe_plan::{Fixed, FixedReplicas, FlexMoe, Lrmoe, PlacementPolicy, Stash, Symi};
 
 use super::ReplayError;
 
@@ -38,9 +38,9 @@ impl PolicyName {
     pub fn placing(self) -> Box<dyn PlacementPolicy> {
         match self {
             Self::Fixed => Box::new(Fixed),
-            Self::FixedReplicas => Box::new(Lrmoe::default()),
+            Self::FixedReplicas => Box::new(FixedReplicas),
             Self::Symi => Box::new(Symi),
-            Self::FlexMoe => Box::new(Lrmoe::default()),
+            Self::FlexMoe => Box::new(FlexMoe),
             Self::Lrmoe => Box::new(Lrmoe::default()),
         }
     }

@@ -144,7 +144,7 @@ fn assumptions(settings: &Settings) -> Vec<String> {
         lines.push("flexmoe: replicas grow, shrink and migrate while that lowers the largest load, re-derived from its paper.".into());
     }
     if has(PolicyName::Lrmoe) {
-        lines.push(format!("lrmoe@R: every pair runs forward, a share R backward (quotas {}, at least {} a pair's expert), fewer where a rank's budget of {:.1} GiB binds; budgets count the optimizer too. Other policies are marked where they exceed it.", settings.quota_policy, settings.floor, settings.budget as f64 / (1u64 << 30) as f64));
+        lines.push(format!("lrmoe@R: every pair runs forward, a share R backward (quotas {}, at least {} of an expert's pairs), fewer where a rank's budget of {:.1} GiB binds; budgets count the optimizer too. Other policies are marked where they exceed it.", settings.quota_policy, settings.floor, settings.budget as f64 / (1u64 << 30) as f64));
     }
     lines
 }
