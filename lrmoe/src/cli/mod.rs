@@ -11,7 +11,7 @@ use lrmoe::error::Error;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    Train(train::Train),
+    Train(Box<train::Train>),
     Replay(replay::Replay),
     Plan(plan::Plan),
     Trace(trace::Trace),
