@@ -93,7 +93,8 @@ fn saves_memory(files: &[PathBuf]) -> Outcome {
     if !sizes.is_sorted_by(|a, b| a > b) {
         return Err(format!("chunks, balance and quotas do not save each: {sizes:?} bytes").into());
     }
-    if !(half.load_max_over_mean < symi.load_max_over_mean.max(flexmoe.load_max_over_mean)) {
+    let others = symi.load_max_over_mean.max(flexmoe.load_max_over_mean);
+    if half.load_max_over_mean >= others {
         return Err(format!("load {} of lrmoe", half.load_max_over_mean).into());
     }
     if (half.left_out - 0.5).abs() > 0.01 || symi.dropped <= 0.0 {
