@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use lrmoe_kernels::Activation;
 use lrmoe_plan::ClusterSpec;
 
+use crate::calibrate::local;
 use crate::model::ModelConfig;
 use crate::policy::{Policy, Selecting};
 
@@ -143,7 +144,10 @@ impl TrainOptions {
             slots: self.slots(ranks, model.experts)?,
             chunk_rows: within("chunk-rows", chunk_rows, 1..=u64::from(u32::MAX))?,
             budget_bytes: budget.transpose()?.map(|mib| mib * MIB),
-            cluster: self.cluster()?,
+            cluster: cluster(
+                self.cluster.as_deref().unwrap_or(ClusterSpec::PRESETS[0]),
+                ranks,
+            )?,
             batch: self.batch(ranks, &model)?,
             steps,
             learning_rate: above("learning-rate", self.learning_rate.unwrap_or(3e-3), 0.0)?,
@@ -275,20 +279,27 @@ impl TrainOptions {
         }
         Ok(batch)
     }
+}
 
-    /// A preset, or the description in a file whose name ends in `.toml`.
-    fn cluster(&self) -> Result<ClusterSpec, ConfigError> {
-        let name = self.cluster.as_deref().unwrap_or(ClusterSpec::PRESETS[0]);
-        if !name.ends_with(".toml") {
-            return ClusterSpec::preset(name).map_err(|error| ConfigError::Preset(Box::new(error)));
-        }
-        let path = PathBuf::from(name);
-        let text = read(&path)?;
-        ClusterSpec::from_toml(&text).map_err(|source| ConfigError::Cluster {
-            path,
-            source: Box::new(source),
-        })
+/// The cluster called `name`: a preset, `local` (this machine, measured as `ranks` ranks that share it), or the description in a file whose
+/// name ends in `.toml`.
+///
+/// # Errors
+///
+/// An unknown name, a file that cannot be read or describes no cluster, a machine that cannot be measured.
+pub fn cluster(name: &str, ranks: usize) -> Result<ClusterSpec, ConfigError> {
+    if name == "local" {
+        return local(ranks).map_err(|error| ConfigError::Local(Box::new(error)));
     }
+    if !name.ends_with(".toml") {
+        return ClusterSpec::preset(name).map_err(|error| ConfigError::Preset(Box::new(error)));
+    }
+    let path = PathBuf::from(name);
+    let text = read(&path)?;
+    ClusterSpec::from_toml(&text).map_err(|source| ConfigError::Cluster {
+        path,
+        source: Box::new(source),
+    })
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {

@@ -41,6 +41,9 @@ pub enum Error {
     /// From a routing trace.
     #[error(transparent)]
     Trace(#[from] crate::trace::TraceError),
+    /// From a replay.
+    #[error(transparent)]
+    Replay(#[from] crate::replay::ReplayError),
     /// A per-rank setting of another length than the number of ranks.
     #[error("{what} has {len} entries for {ranks} ranks")]
     PerRank {
@@ -184,6 +187,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// How a program should end with it: 130 after an interruption, as a shell reports one, else 2.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Replay(crate::replay::ReplayError::Interrupted { .. }) => 130,
+            _ => 2,
+        }
+    }
+
     /// Whether another rank's failure, rather than this rank, is behind it.
     pub(crate) fn is_consequence(&self) -> bool {
         matches!(

@@ -51,6 +51,7 @@
 //! ```
 
 pub mod adamw;
+pub mod calibrate;
 pub mod config;
 pub mod error;
 pub mod exchange;
@@ -58,6 +59,7 @@ pub mod layer;
 pub mod model;
 pub mod policy;
 pub mod progress;
+pub mod replay;
 pub mod text;
 pub mod trace;
 pub mod train;

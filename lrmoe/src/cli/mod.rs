@@ -1,5 +1,8 @@
 //! The commands of the program.
 
+mod model;
+mod plan;
+mod replay;
 mod trace;
 mod train;
 
@@ -8,7 +11,9 @@ use lrmoe::error::Error;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    Train(train::Train),
+    Train(Box<train::Train>),
+    Replay(replay::Replay),
+    Plan(plan::Plan),
     Trace(trace::Trace),
 }
 
@@ -16,6 +21,8 @@ impl Command {
     pub(crate) fn run(self) -> Result<(), Error> {
         match self {
             Self::Train(train) => train.run(),
+            Self::Replay(replay) => replay.run(),
+            Self::Plan(plan) => plan.run(),
             Self::Trace(trace) => trace.run(),
         }
     }

@@ -37,6 +37,9 @@ pub enum ConfigError {
     /// Neither a preset nor a TOML file.
     #[error(transparent)]
     Preset(Box<lrmoe_plan::Error>),
+    /// `local` needs measurements that failed.
+    #[error("cluster local: {0}")]
+    Local(Box<crate::error::Error>),
     /// Nothing to train on.
     #[error("no text given: name files or folders with --text or in the configuration file")]
     NoText,

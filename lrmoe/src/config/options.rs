@@ -113,7 +113,8 @@ pub struct TrainOptions {
     /// it binds [default: no limit]
     #[arg(long, value_name = "MIB", help_heading = "Ranks and memory")]
     pub(super) budget_mib: Option<u64>,
-    /// Cluster of the modelled times: 8xA100, 8xH100, 8xH200 or a TOML file [default: 8xA100]
+    /// Cluster of the modelled times: 8xA100, 8xH100, 8xH200, local (this machine, measured first) or a TOML file
+    /// [default: 8xA100]
     #[arg(long, value_name = "NAME-or-FILE", help_heading = "Ranks and memory")]
     pub(super) cluster: Option<String>,
     /// Seconds a rank waits for the others before it gives up [default: 600]

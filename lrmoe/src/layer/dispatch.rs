@@ -154,7 +154,7 @@ fn exchange<C: Collective, T: Element + Default>(
 }
 
 /// Rows from rank to rank under a table, `[ranks, ranks]`.
-pub(super) fn rows_between_ranks(table: &RoutingTable) -> Array2<u64> {
+pub(crate) fn rows_between_ranks(table: &RoutingTable) -> Array2<u64> {
     let (placement, counts) = (table.placement(), table.counts());
     let ranks = placement.ranks();
     Array2::from_shape_fn((ranks, ranks), |(source, destination)| {

@@ -18,6 +18,7 @@ use crate::adamw::{AdamW, sum_of_squares};
 use crate::error::Error;
 use crate::policy::{Policy, SymiCapacity};
 use buffer::Buffer;
+pub(crate) use dispatch::rows_between_ranks;
 pub use experts::ExpertParameters;
 use experts::Experts;
 pub use state::LayerState;
