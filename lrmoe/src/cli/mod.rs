@@ -8,7 +8,7 @@ use lrmoe::error::Error;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    Train(train::Train),
+    Train(Box<train::Train>),
     Trace(trace::Trace),
 }
 
