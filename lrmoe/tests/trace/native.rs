@@ -22,7 +22,7 @@ fn token(keys: &[u32], k: usize) -> Vec<i32> {
     let mut order: Vec<usize> = (0..keys.len()).collect();
     order.sort_by_key(|expert| keys[*expert]);
     let id = |expert: &usize| {
-        if keys[*expert] % 7 == 0 {
+        if keys[*expert].is_multiple_of(7) {
             -1
         } else {
             *expert as i32
