@@ -41,6 +41,8 @@
 //! | [`CompactRows`] | gather, regroup and scatter-add of [`lrmoe_compact`] | the same bits on every backend |
 //! | [`ComputeExperts`] | the expert FFN as above | the same within rounding |
 //!
+//! With the feature `wgpu`, `Wgpu` has them all on Vulkan, Metal and DX12 devices.
+//!
 //! ```
 //! use lrmoe_kernels::{
 //!     Activation, Cpu, ExpertFfn, FfnShape, Weights, Workspace,
@@ -67,6 +69,8 @@ mod experts;
 mod ffn;
 mod memory;
 mod metric;
+#[cfg(feature = "wgpu")]
+pub mod wgpu;
 
 pub use activation::Activation;
 pub use compact::{CompactRows, PairRows, RowIndex};
@@ -79,3 +83,5 @@ pub use lrmoe_metric::{self, SquaredNorm};
 pub use memory::{Element, Memory};
 pub use metric::{Kept, KeptKeys, SelectPairs};
 pub use ndarray;
+#[cfg(feature = "wgpu")]
+pub use wgpu::Wgpu;
