@@ -1,7 +1,7 @@
 use crate::Activation;
 
 /// What the crate refuses.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A name that is not one of [`Activation::ALL`].
@@ -78,4 +78,77 @@ pub enum Error {
         /// Rows of x.
         rows: usize,
     },
+    /// Scores or selections that [`lrmoe_metric`] refuses.
+    #[error(transparent)]
+    Metric(#[from] lrmoe_metric::Error),
+    /// Rows or pairs that [`lrmoe_compact`] refuses.
+    #[error(transparent)]
+    Compact(#[from] lrmoe_compact::Error),
+    /// No device that the backend can use.
+    #[error("no device for {backend}: {reason}")]
+    NoDevice {
+        /// The backend.
+        backend: &'static str,
+        /// What its driver says.
+        reason: String,
+    },
+    /// The device is gone: unplugged, reset by its driver, or destroyed. Nothing that was in its memory can be had back.
+    #[error("the device was lost while {operation}: {reason}")]
+    DeviceLost {
+        /// What was being done when it was noticed.
+        operation: &'static str,
+        /// What its driver says.
+        reason: String,
+    },
+    /// The device's memory is full.
+    #[error(
+        "the device is out of memory while {operation}, for which it was asked for {bytes} bytes"
+    )]
+    OutOfMemory {
+        /// What was being done.
+        operation: &'static str,
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// More than the device can hold in one piece.
+    #[error("{what} of {bytes} bytes is past the device's limit of {limit}")]
+    TooLarge {
+        /// What is too large.
+        what: &'static str,
+        /// Its bytes.
+        bytes: u64,
+        /// Bytes that the device allows.
+        limit: u64,
+    },
+    /// A buffer in the memory of another device.
+    #[error("a buffer is in the memory of another device")]
+    OtherDevice,
+    /// The device's driver refuses a shader of this crate.
+    #[error("the driver refuses shader {shader}: {reason}")]
+    Shader {
+        /// The shader.
+        shader: &'static str,
+        /// What the driver says.
+        reason: String,
+    },
+    /// The device's driver refuses a command of this crate.
+    #[error("the driver refuses {operation}: {reason}")]
+    Refused {
+        /// What was being done.
+        operation: &'static str,
+        /// What the driver says.
+        reason: String,
+    },
+}
+
+/// Checks that `what`, a list, has `expected` entries.
+pub(crate) fn check_length(what: &'static str, got: usize, expected: usize) -> Result<(), Error> {
+    if got != expected {
+        return Err(Error::Shape {
+            what,
+            got: vec![got],
+            expected: vec![expected],
+        });
+    }
+    Ok(())
 }

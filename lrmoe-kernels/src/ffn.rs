@@ -1,7 +1,7 @@
 use lrmoe_metric::SquaredNorm;
 use ndarray::{ArrayRef, ArrayView2, ArrayView3, ArrayViewMut2, ArrayViewMut3, Dimension};
 
-use crate::{Activation, Error, Workspace};
+use crate::{Activation, Error, Workspace, error::check_length};
 
 /// Sizes of one expert; all instances of a layer share them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,18 +249,11 @@ fn checked<'a, D: Dimension>(
     })
 }
 
-fn check_length(what: &'static str, got: usize, expected: usize) -> Result<(), Error> {
-    if got != expected {
-        return Err(Error::Shape {
-            what,
-            got: vec![got],
-            expected: vec![expected],
-        });
-    }
-    Ok(())
-}
-
-fn check_gate(activation: Activation, given: bool, what: &'static str) -> Result<(), Error> {
+pub(crate) fn check_gate(
+    activation: Activation,
+    given: bool,
+    what: &'static str,
+) -> Result<(), Error> {
     match (activation.is_gated(), given) {
         (true, false) => Err(Error::MissingGate { activation, what }),
         (false, true) => Err(Error::UnusedGate { activation, what }),
@@ -268,7 +261,7 @@ fn check_gate(activation: Activation, given: bool, what: &'static str) -> Result
     }
 }
 
-fn check_offsets(offsets: &[usize], rows: usize) -> Result<(), Error> {
+pub(crate) fn check_offsets(offsets: &[usize], rows: usize) -> Result<(), Error> {
     let (first, last) = (offsets[0], offsets[offsets.len() - 1]);
     if first != 0 {
         return Err(Error::OffsetStart { first });

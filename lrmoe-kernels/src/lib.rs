@@ -29,8 +29,19 @@
 //! gradients are sums in row order and do not depend on the number of threads. So equal rows tie exactly in a later
 //! selection, and a pass in chunks equals one in a piece.
 //!
-//! The backend is [`Cpu`]: tiles of 64 rows over the ambient rayon pool, each product a single-threaded
+//! The backend of this trait is [`Cpu`]: tiles of 64 rows over the ambient rayon pool, each product a single-threaded
 //! [`gemm`](https://docs.rs/gemm).
+//!
+//! **In a backend's own memory.** A layer whose rows stay on a device between stages uses the traits over [`Memory`], whose buffers every
+//! backend defines for itself (`Vec` for [`Cpu`]); the host sees rows only where it [reads](Memory::read) them:
+//!
+//! | trait | stages | results |
+//! |---|---|---|
+//! | [`SelectPairs`] | norms, scores, keys, selection and weights of [`lrmoe_metric`] | the same bits on every backend |
+//! | [`CompactRows`] | gather, regroup and scatter-add of [`lrmoe_compact`] | the same bits on every backend |
+//! | [`ComputeExperts`] | the expert FFN as above | the same within rounding |
+//!
+//! With the feature `wgpu`, `Wgpu` has them all on Vulkan, Metal and DX12 devices.
 //!
 //! ```
 //! use lrmoe_kernels::{
@@ -51,13 +62,26 @@
 //! ```
 
 mod activation;
+mod compact;
 mod cpu;
 mod error;
+mod experts;
 mod ffn;
+mod memory;
+mod metric;
+#[cfg(feature = "wgpu")]
+pub mod wgpu;
 
 pub use activation::Activation;
+pub use compact::{CompactRows, PairRows, RowIndex};
 pub use cpu::{Cpu, Workspace};
 pub use error::Error;
+pub use experts::{ComputeExperts, ExpertBuffers, RowBuffers};
 pub use ffn::{BackwardRows, ExpertFfn, FfnShape, WeightGradients, Weights};
-pub use lrmoe_metric::SquaredNorm;
+pub use lrmoe_compact;
+pub use lrmoe_metric::{self, SquaredNorm};
+pub use memory::{Element, Memory};
+pub use metric::{Kept, KeptKeys, SelectPairs};
 pub use ndarray;
+#[cfg(feature = "wgpu")]
+pub use wgpu::Wgpu;

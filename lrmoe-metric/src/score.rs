@@ -78,6 +78,15 @@ pub struct Scores {
 }
 
 impl Scores {
+    /// Scores as another backend formed them: see [`squared`](Self::squared) and [`exponent`](Self::exponent).
+    pub fn from_squared(kind: Score, squared: Vec<f32>, exponent: i32) -> Self {
+        Self {
+            kind,
+            squared,
+            exponent,
+        }
+    }
+
     /// Scaled squared score of each pair, `[tokens * top_k]`; 0 where masked.
     ///
     /// With rows of at most `2^14` elements, values stay below `2^36 p^2`; past f32 a finite score is [`f32::MAX`].

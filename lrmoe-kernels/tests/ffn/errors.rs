@@ -91,13 +91,13 @@ fn shapes_and_layouts() {
         ..p.clone()
     };
     let error = forward(&empty, &p.weights(), &p.offsets, p.x.view());
-    assert_eq!(
+    assert!(matches!(
         error,
         Error::EmptyExpert {
             width: 4,
             hidden: 0
         }
-    );
+    ));
 }
 
 #[test]
@@ -146,7 +146,8 @@ fn backward_arguments() {
 #[test]
 fn names() {
     for activation in Activation::ALL {
-        assert_eq!(activation.to_string().parse(), Ok(activation));
+        let parsed: Activation = activation.to_string().parse().unwrap();
+        assert_eq!(parsed, activation);
     }
     let error = "tanh".parse::<Activation>().unwrap_err();
     let expected = "unknown activation 'tanh', expected one of swiglu, geglu_tanh, geglu_erf, reglu, relu2, gelu, silu";

@@ -1,6 +1,7 @@
 //! Behaviour of the expert FFN on the backend `cpu`.
 
 mod errors;
+mod expected;
 mod invariance;
 mod oracle;
 mod problem;

@@ -1,0 +1,156 @@
+use std::fmt;
+
+use lrmoe_compact::{Error as CompactError, Grouping};
+
+use crate::{Element, Error, Memory};
+
+/// Rows from place to place in a backend's memory: [`lrmoe_compact`], bit for bit.
+///
+/// Indices are checked once, on the host, where they come from: routing tables are made there. A device may take subnormal sums for zero.
+pub trait CompactRows: Memory {
+    /// The two orders of received rows.
+    type Grouping: fmt::Debug;
+
+    /// Takes up row numbers to read `rows` rows by.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Compact`] for a number that is not below `rows`; those of [`Memory::resize`].
+    fn row_index(&self, index: &[u32], rows: usize) -> Result<RowIndex<Self>, Error> {
+        if let Some(position) = index.iter().position(|&index| index as usize >= rows) {
+            return Err(Error::Compact(CompactError::IndexOutOfRange {
+                position,
+                index: index[position],
+                rows,
+            }));
+        }
+        Ok(RowIndex {
+            index: self.upload(index)?,
+            rows,
+        })
+    }
+
+    /// Takes up the pairs that rows are of, row by row: distinct, of `tokens` tokens with `top_k` slots.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Compact`] as [`lrmoe_compact::ScatterAdd::add`] refuses pairs; those of [`Memory::resize`].
+    fn pair_rows(
+        &self,
+        pairs: &[u32],
+        tokens: usize,
+        top_k: usize,
+    ) -> Result<PairRows<Self>, Error>;
+
+    /// Takes up a grouping.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Memory::resize`].
+    fn grouping(&self, grouping: &Grouping) -> Result<Self::Grouping, Error>;
+
+    /// Copies row `index[i]` of `rows` `[n, width]` to row i of `out` `[index, width]`; see [`lrmoe_compact::gather`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] if `rows` is not of the index's rows; those of [`Memory::resize`].
+    fn gather<T: Element>(
+        &self,
+        rows: &Self::Buffer<T>,
+        width: usize,
+        index: &RowIndex<Self>,
+        out: &mut Self::Buffer<T>,
+    ) -> Result<(), Error>;
+
+    /// Orders `received` `[received rows, width]` by instance; see [`Grouping::group`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] if there are other rows than the grouping says; those of [`Memory::resize`].
+    fn group<T: Element>(
+        &self,
+        grouping: &Self::Grouping,
+        received: &Self::Buffer<T>,
+        width: usize,
+        grouped: &mut Self::Buffer<T>,
+    ) -> Result<(), Error>;
+
+    /// The inverse of [`group`](Self::group); see [`Grouping::ungroup`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] if there are other rows than the grouping says; those of [`Memory::resize`].
+    fn ungroup<T: Element>(
+        &self,
+        grouping: &Self::Grouping,
+        grouped: &Self::Buffer<T>,
+        width: usize,
+        received: &mut Self::Buffer<T>,
+    ) -> Result<(), Error>;
+
+    /// Adds `weights[i] * rows[i]` (without weights `rows[i]`) to the token of row i in `into` `[tokens, width]`, in ascending slot order;
+    /// see [`lrmoe_compact::ScatterAdd::add`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] if buffers do not fit the pairs; those of [`Memory::resize`].
+    fn scatter_add(
+        &self,
+        rows: &Self::Buffer<f32>,
+        width: usize,
+        pairs: &PairRows<Self>,
+        weights: Option<&Self::Buffer<f32>>,
+        into: &mut Self::Buffer<f32>,
+    ) -> Result<(), Error>;
+}
+
+/// Numbers of existing rows, from [`CompactRows::row_index`].
+#[derive(Debug)]
+pub struct RowIndex<B: Memory + ?Sized> {
+    pub(crate) index: B::Buffer<u32>,
+    pub(crate) rows: usize,
+}
+
+/// The pairs that rows are of, from [`CompactRows::pair_rows`].
+#[derive(Debug)]
+pub struct PairRows<B: Memory + ?Sized> {
+    /// What the backend looks rows up in: pair ids by row, or rows by pair id.
+    pub(crate) table: B::Buffer<u32>,
+    pub(crate) rows: usize,
+    pub(crate) tokens: usize,
+    pub(crate) top_k: usize,
+}
+
+/// Rows by pair id (`[tokens * top_k]`), `u32::MAX` where there is none.
+pub(crate) fn rows_by_pair(
+    pairs: &[u32],
+    tokens: usize,
+    top_k: usize,
+) -> Result<Vec<u32>, CompactError> {
+    let slots = tokens
+        .checked_mul(top_k)
+        .filter(|&slots| u32::try_from(slots).is_ok())
+        .ok_or(CompactError::TooManyPairs { tokens, top_k })?;
+    let mut rows = vec![u32::MAX; slots];
+    for (row, &pair) in pairs.iter().enumerate() {
+        match rows.get_mut(pair as usize) {
+            Some(found) if *found == u32::MAX => *found = row as u32,
+            Some(found) => {
+                return Err(CompactError::DuplicatePair {
+                    pair,
+                    first: *found as usize,
+                    second: row,
+                });
+            }
+            None => {
+                return Err(CompactError::PairOutOfRange {
+                    row,
+                    pair,
+                    tokens,
+                    top_k,
+                });
+            }
+        }
+    }
+    Ok(rows)
+}

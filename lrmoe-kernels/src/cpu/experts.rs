@@ -1,0 +1,130 @@
+use lrmoe_metric::SquaredNorm;
+use ndarray::{ArrayView3, ArrayViewMut3};
+
+use super::{Cpu, Workspace, rows, rows_mut};
+use crate::{
+    BackwardRows, ComputeExperts, Error, ExpertBuffers, ExpertFfn, FfnShape, Memory, RowBuffers,
+    WeightGradients, Weights, experts::Groups,
+};
+
+impl ComputeExperts for Cpu {
+    type Scratch = Workspace;
+
+    fn forward(
+        &self,
+        shape: &FfnShape,
+        weights: &ExpertBuffers<Self>,
+        offsets: &[usize],
+        x: &Vec<f32>,
+        scratch: &mut Workspace,
+        out: &mut Vec<f32>,
+        mut h_norms: Option<&mut Vec<SquaredNorm>>,
+    ) -> Result<(), Error> {
+        let groups = Groups::new(shape, weights, offsets, x)?;
+        let of_rows = [groups.rows(), shape.width];
+        self.resize(out, of_rows[0] * of_rows[1])?;
+        if let Some(norms) = &mut h_norms {
+            self.resize(norms, groups.rows())?;
+        }
+        ExpertFfn::forward(
+            self,
+            shape,
+            &views(&groups, weights)?,
+            offsets,
+            rows("x", x, of_rows)?,
+            scratch,
+            rows_mut("out", out, of_rows)?,
+            h_norms.map(Vec::as_mut_slice),
+        )
+    }
+
+    fn backward(
+        &self,
+        shape: &FfnShape,
+        weights: &ExpertBuffers<Self>,
+        offsets: &[usize],
+        inputs: &RowBuffers<'_, Self>,
+        scratch: &mut Workspace,
+        dx: &mut Vec<f32>,
+        dp: &mut Vec<f32>,
+        gradients: &mut ExpertBuffers<Self>,
+    ) -> Result<(), Error> {
+        let groups = Groups::new(shape, weights, offsets, inputs.x)?;
+        groups.check_backward(inputs, gradients)?;
+        let of_rows = [groups.rows(), shape.width];
+        self.resize(dx, of_rows[0] * of_rows[1])?;
+        self.resize(dp, groups.rows())?;
+        for matrices in [&mut gradients.up, &mut gradients.down]
+            .into_iter()
+            .chain(&mut gradients.gate)
+        {
+            self.resize(matrices, groups.matrices())?;
+        }
+        ExpertFfn::backward(
+            self,
+            shape,
+            &views(&groups, weights)?,
+            offsets,
+            &BackwardRows {
+                x: rows("x", inputs.x, of_rows)?,
+                dy: rows("dy", inputs.dy, of_rows)?,
+                gate_weights: inputs.gate_weights,
+                weights: inputs.weights,
+            },
+            scratch,
+            rows_mut("dx", dx, of_rows)?,
+            dp,
+            &mut views_mut(&groups, gradients)?,
+        )
+    }
+}
+
+fn views<'a>(groups: &Groups<'_>, buffers: &'a ExpertBuffers<Cpu>) -> Result<Weights<'a>, Error> {
+    let ([inward, outward], instances) = (shapes(groups), groups.instances());
+    let view = |what, values: &'a Vec<f32>, [rows, columns]: [usize; 2]| {
+        ArrayView3::from_shape((instances, rows, columns), values)
+            .map_err(|_| wrong(what, values.len(), [instances, rows, columns]))
+    };
+    let gate = buffers.gate.as_ref();
+    Ok(Weights {
+        gate: gate
+            .map(|gate| view("gate weights", gate, inward))
+            .transpose()?,
+        up: view("up weights", &buffers.up, inward)?,
+        down: view("down weights", &buffers.down, outward)?,
+    })
+}
+
+fn views_mut<'a>(
+    groups: &Groups<'_>,
+    buffers: &'a mut ExpertBuffers<Cpu>,
+) -> Result<WeightGradients<'a>, Error> {
+    let ([inward, outward], instances) = (shapes(groups), groups.instances());
+    let view = |what, values: &'a mut Vec<f32>, [rows, columns]: [usize; 2]| {
+        let got = values.len();
+        ArrayViewMut3::from_shape((instances, rows, columns), values)
+            .map_err(|_| wrong(what, got, [instances, rows, columns]))
+    };
+    let gate = buffers.gate.as_mut();
+    Ok(WeightGradients {
+        gate: gate
+            .map(|gate| view("gate gradients", gate, inward))
+            .transpose()?,
+        up: view("up gradients", &mut buffers.up, inward)?,
+        down: view("down gradients", &mut buffers.down, outward)?,
+    })
+}
+
+/// Of gate and up, and of down.
+fn shapes(groups: &Groups<'_>) -> [[usize; 2]; 2] {
+    let (width, hidden) = (groups.shape.width, groups.shape.hidden);
+    [[hidden, width], [width, hidden]]
+}
+
+fn wrong(what: &'static str, got: usize, expected: [usize; 3]) -> Error {
+    Error::Shape {
+        what,
+        got: vec![got],
+        expected: expected.to_vec(),
+    }
+}

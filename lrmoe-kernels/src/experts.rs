@@ -1,0 +1,161 @@
+use std::{fmt, ops::Range};
+
+use lrmoe_metric::SquaredNorm;
+
+use crate::{
+    Error, FfnShape, Memory,
+    error::check_length,
+    ffn::{check_gate, check_offsets},
+};
+
+/// Matrices of a rank's instances in a backend's memory: weights, or their gradients. Shapes as in [`Weights`](crate::Weights).
+#[derive(Debug)]
+pub struct ExpertBuffers<B: Memory + ?Sized> {
+    /// Gate projection `[instances, F, D]`; exactly with gated activations.
+    pub gate: Option<B::Buffer<f32>>,
+    /// Up projection `[instances, F, D]`.
+    pub up: B::Buffer<f32>,
+    /// Down projection `[instances, D, F]`.
+    pub down: B::Buffer<f32>,
+}
+
+/// What the backward pass knows of each row, in a backend's memory; see [`BackwardRows`](crate::BackwardRows).
+#[derive(Debug)]
+pub struct RowBuffers<'a, B: Memory + ?Sized> {
+    /// Input of the expert `[rows, D]`.
+    pub x: &'a B::Buffer<f32>,
+    /// Gradient of the layer's output `[rows, D]`, not multiplied by the gate weight.
+    pub dy: &'a B::Buffer<f32>,
+    /// Gate weight p `[rows]`.
+    pub gate_weights: &'a B::Buffer<f32>,
+    /// Selection weight w `[rows]`.
+    pub weights: &'a B::Buffer<f32>,
+}
+
+/// The grouped expert FFN in a backend's memory: what [`ExpertFfn`](crate::ExpertFfn) says, on buffers.
+///
+/// What a row gives does not depend, to the bit, on the other rows or on its place. Backends agree within rounding.
+pub trait ComputeExperts: Memory {
+    /// Memory that calls reuse; its content means nothing.
+    type Scratch: Default + fmt::Debug + Send;
+
+    /// Writes the experts' outputs, without gate weights, to `out` `[rows, D]`, and the squared norm of the down projection's input of each
+    /// row to `h_norms` `[rows]` where asked for.
+    ///
+    /// # Errors
+    ///
+    /// Sizes or offsets that do not fit together; those of [`Memory::resize`].
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "inputs and outputs keep their own lifetimes"
+    )]
+    fn forward(
+        &self,
+        shape: &FfnShape,
+        weights: &ExpertBuffers<Self>,
+        offsets: &[usize],
+        x: &Self::Buffer<f32>,
+        scratch: &mut Self::Scratch,
+        out: &mut Self::Buffer<f32>,
+        h_norms: Option<&mut Self::Buffer<SquaredNorm>>,
+    ) -> Result<(), Error>;
+
+    /// Writes `dx` `[rows, D]`, `dp` `[rows]` and the weight gradients of all instances, zeros where one has no rows.
+    ///
+    /// `gradients` has a gate exactly if `weights` has.
+    ///
+    /// # Errors
+    ///
+    /// Sizes or offsets that do not fit together; those of [`Memory::resize`].
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "inputs and outputs keep their own lifetimes"
+    )]
+    fn backward(
+        &self,
+        shape: &FfnShape,
+        weights: &ExpertBuffers<Self>,
+        offsets: &[usize],
+        rows: &RowBuffers<'_, Self>,
+        scratch: &mut Self::Scratch,
+        dx: &mut Self::Buffer<f32>,
+        dp: &mut Self::Buffer<f32>,
+        gradients: &mut ExpertBuffers<Self>,
+    ) -> Result<(), Error>;
+}
+
+/// Sizes of a call that were found to fit together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Groups<'a> {
+    pub(crate) shape: FfnShape,
+    offsets: &'a [usize],
+}
+
+impl<'a> Groups<'a> {
+    pub(crate) fn new<B: Memory + ?Sized>(
+        shape: &FfnShape,
+        weights: &ExpertBuffers<B>,
+        offsets: &'a [usize],
+        x: &B::Buffer<f32>,
+    ) -> Result<Self, Error> {
+        let FfnShape {
+            width,
+            hidden,
+            activation,
+        } = *shape;
+        if width == 0 || hidden == 0 {
+            return Err(Error::EmptyExpert { width, hidden });
+        }
+        let matrix = width.saturating_mul(hidden);
+        let instances = B::len(&weights.up) / matrix;
+        let matrices = instances * matrix;
+        check_length("up weights", B::len(&weights.up), matrices)?;
+        check_length("down weights", B::len(&weights.down), matrices)?;
+        check_gate(activation, weights.gate.is_some(), "gate weights")?;
+        let gate = weights.gate.as_ref();
+        gate.map_or(Ok(()), |gate| {
+            check_length("gate weights", B::len(gate), matrices)
+        })?;
+        check_length("row offsets", offsets.len(), instances + 1)?;
+        let rows = B::len(x) / width;
+        check_length("x", B::len(x), rows * width)?;
+        check_offsets(offsets, rows)?;
+        Ok(Self {
+            shape: *shape,
+            offsets,
+        })
+    }
+
+    pub(crate) fn check_backward<B: Memory + ?Sized>(
+        &self,
+        rows: &RowBuffers<'_, B>,
+        gradients: &ExpertBuffers<B>,
+    ) -> Result<(), Error> {
+        check_length("dy", B::len(rows.dy), self.rows() * self.shape.width)?;
+        check_length("gate_weights", B::len(rows.gate_weights), self.rows())?;
+        check_length("weights", B::len(rows.weights), self.rows())?;
+        check_gate(
+            self.shape.activation,
+            gradients.gate.is_some(),
+            "gate gradients",
+        )
+    }
+
+    pub(crate) fn instances(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows_of(0..self.instances()).end
+    }
+
+    /// The rows of these instances.
+    pub(crate) fn rows_of(&self, instances: Range<usize>) -> Range<usize> {
+        self.offsets[instances.start]..self.offsets[instances.end]
+    }
+
+    /// Elements of one kind of matrix of all instances.
+    pub(crate) fn matrices(&self) -> usize {
+        self.instances() * self.shape.width * self.shape.hidden
+    }
+}

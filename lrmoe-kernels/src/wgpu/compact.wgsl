@@ -1,0 +1,76 @@
+// Rows from place to place, and back to their tokens.
+
+struct Params {
+    first_group: u32,
+    zero: u32,
+    // Of the output: rows, or tokens.
+    rows: u32,
+    width: u32,
+    // The rows of the input in this dispatch: from, to.
+    input_start: u32,
+    input_end: u32,
+    top_k: u32,
+    // The slots in this dispatch: from, to.
+    slot_start: u32,
+    slot_end: u32,
+    weighted: u32,
+    input_base: u32,
+    index_base: u32,
+    weights_base: u32,
+    output_base: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> input: array<u32>;
+// Where an output row comes from.
+@group(0) @binding(2) var<storage, read> index: array<u32>;
+@group(0) @binding(3) var<storage, read_write> output: array<u32>;
+// Of the input rows.
+@group(0) @binding(4) var<storage, read> weights: array<f32>;
+
+// Stands for no row.
+const NONE: u32 = 0xffffffffu;
+
+// x to the bit, but no compiler knows: a sum after it is not contracted with the product before it.
+fn opaque(x: f32) -> f32 {
+    return bitcast<f32>(bitcast<u32>(x) ^ params.zero);
+}
+
+@compute @workgroup_size(256)
+fn gather(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let at = (params.first_group + group.x) * 256u + local;
+    if at >= params.rows * params.width {
+        return;
+    }
+    let row = index[params.index_base + at / params.width];
+    if row >= params.input_start && row < params.input_end {
+        let source = params.input_base + (row - params.input_start) * params.width;
+        output[params.output_base + at] = input[source + at % params.width];
+    } else if row == NONE {
+        output[params.output_base + at] = 0u;
+    }
+}
+
+// Adds the rows of each token's slots, in ascending order.
+@compute @workgroup_size(256)
+fn scatter_add(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let at = (params.first_group + group.x) * 256u + local;
+    if at >= params.rows * params.width {
+        return;
+    }
+    let slots = params.index_base + at / params.width * params.top_k;
+    var bits = output[params.output_base + at];
+    for (var slot = params.slot_start; slot < params.slot_end; slot += 1u) {
+        let row = index[slots + slot];
+        if row < params.input_start || row >= params.input_end {
+            continue;
+        }
+        let source = params.input_base + (row - params.input_start) * params.width;
+        var value = bitcast<f32>(input[source + at % params.width]);
+        if params.weighted != 0u {
+            value = opaque(weights[params.weights_base + row - params.input_start] * value);
+        }
+        bits = bitcast<u32>(bitcast<f32>(bits) + value);
+    }
+    output[params.output_base + at] = bits;
+}

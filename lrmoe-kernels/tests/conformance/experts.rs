@@ -1,0 +1,328 @@
+//! The expert FFN against plain loops in f64.
+
+use lrmoe_kernels::{
+    Activation, ExpertBuffers, FfnShape, RowBuffers, SquaredNorm, ndarray::Array3,
+};
+
+use crate::{
+    Backend,
+    expected::{act, oracle},
+    problem::Problem,
+    random::bits,
+};
+
+/// All results, laid out as in the problem.
+struct Found {
+    out: Vec<f32>,
+    h_norms: Vec<SquaredNorm>,
+    dx: Vec<f32>,
+    dp: Vec<f32>,
+    dgate: Option<Vec<f32>>,
+    dup: Vec<f32>,
+    ddown: Vec<f32>,
+}
+
+/// Runs both passes, every output NaN before.
+fn run<B: Backend>(backend: &B, problem: &Problem, scratch: &mut B::Scratch) -> Found {
+    let upload = |values: &[f32]| backend.upload(values).unwrap();
+    let matrices = |values: &Array3<f32>| upload(values.as_slice().unwrap());
+    let nan = |len: usize| upload(&vec![f32::NAN; len]);
+    let (rows, width) = (problem.rows(), problem.shape.width);
+    let weights = ExpertBuffers::<B> {
+        gate: problem.gate.as_ref().map(matrices),
+        up: matrices(&problem.up),
+        down: matrices(&problem.down),
+    };
+    let mut gradients = ExpertBuffers::<B> {
+        gate: problem.gate.as_ref().map(|gate| nan(gate.len())),
+        up: nan(problem.up.len()),
+        down: nan(problem.down.len()),
+    };
+    let (x, dy) = (
+        upload(problem.x.as_slice().unwrap()),
+        upload(problem.dy.as_slice().unwrap()),
+    );
+    let (p, w) = (upload(&problem.p), upload(&problem.w));
+    let (mut out, mut dx, mut dp) = (nan(rows * width), nan(rows * width), nan(rows));
+    let mut h_norms = Default::default();
+    let (shape, offsets) = (&problem.shape, &problem.offsets);
+    let norms = Some(&mut h_norms);
+    backend
+        .forward(shape, &weights, offsets, &x, scratch, &mut out, norms)
+        .unwrap();
+    let inputs = RowBuffers::<B> {
+        x: &x,
+        dy: &dy,
+        gate_weights: &p,
+        weights: &w,
+    };
+    backend
+        .backward(
+            shape,
+            &weights,
+            offsets,
+            &inputs,
+            scratch,
+            &mut dx,
+            &mut dp,
+            &mut gradients,
+        )
+        .unwrap();
+    let download = |buffer: &B::Buffer<f32>| backend.download(buffer).unwrap();
+    Found {
+        out: download(&out),
+        h_norms: backend.download(&h_norms).unwrap(),
+        dx: download(&dx),
+        dp: download(&dp),
+        dgate: gradients.gate.as_ref().map(download),
+        dup: download(&gradients.up),
+        ddown: download(&gradients.down),
+    }
+}
+
+/// `|found - expected| <= 3e-6 |expected|` over the whole: f32 sums of up to a thousand terms in one chain come within 1e-6, and a device's exp
+/// within a few units in the last place.
+#[track_caller]
+fn assert_close(
+    what: &str,
+    found: impl IntoIterator<Item = f64>,
+    expected: impl IntoIterator<Item = f64>,
+) {
+    let (mut error, mut size) = (0.0, 0.0);
+    for (found, expected) in found.into_iter().zip(expected) {
+        error += (found - expected).powi(2);
+        size += expected.powi(2);
+    }
+    let (error, size): (f64, f64) = (f64::sqrt(error), f64::sqrt(size));
+    assert!(error <= 3e-6 * size, "{what}: {error} of {size}");
+}
+
+fn check<B: Backend>(backend: &B, problem: &Problem) {
+    let (found, expected) = (
+        run(backend, problem, &mut B::Scratch::default()),
+        oracle(problem),
+    );
+    let wide = |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+    assert_close("out", wide(&found.out), expected.out);
+    let norms = found.h_norms.iter().map(|norm| norm.value().sqrt());
+    assert_close("h norms", norms, expected.h_norms);
+    assert_close("dx", wide(&found.dx), expected.dx);
+    assert_close("dp", wide(&found.dp), expected.dp);
+    assert_close("up gradients", wide(&found.dup), expected.dup);
+    assert_close("down gradients", wide(&found.ddown), expected.ddown);
+    if let (Some(found), Some(expected)) = (&found.dgate, expected.dgate) {
+        assert_close("gate gradients", wide(found), expected);
+    }
+}
+
+pub(crate) fn every_activation<B: Backend>(backend: &B) {
+    for activation in Activation::ALL {
+        check(
+            backend,
+            &Problem::random(activation, 33, 50, &[0, 70, 1, 0, 16, 3]),
+        );
+    }
+}
+
+pub(crate) fn sizes<B: Backend>(backend: &B) {
+    for (width, hidden) in [
+        (1, 1),
+        (1, 5),
+        (5, 1),
+        (16, 15),
+        (63, 65),
+        (64, 64),
+        (65, 17),
+    ] {
+        for activation in [Activation::SwiGlu, Activation::Relu2] {
+            check(
+                backend,
+                &Problem::random(activation, width, hidden, &[1, 0, 2, 63, 64, 65]),
+            );
+        }
+    }
+    check(
+        backend,
+        &Problem::random(Activation::SwiGlu, 3, 2, &[1; 512]),
+    );
+    check(
+        backend,
+        &Problem::random(Activation::SwiGlu, 9, 6, &[0, 0, 300, 0]),
+    );
+}
+
+pub(crate) fn long_sums<B: Backend>(backend: &B) {
+    check(
+        backend,
+        &Problem::random(Activation::SwiGlu, 1100, 20, &[10]),
+    );
+    check(backend, &Problem::random(Activation::Gelu, 20, 1100, &[10]));
+    check(
+        backend,
+        &Problem::random(Activation::GegluTanh, 9, 6, &[1100, 3]),
+    );
+    check(
+        backend,
+        &Problem::random(Activation::Silu, 60, 40, &[900, 3, 0, 400]),
+    );
+}
+
+/// Sums of more terms than the loops of some drivers have rounds, exact in any order.
+pub(crate) fn many_terms<B: Backend>(backend: &B) {
+    const TERMS: usize = 9 << 13;
+    for (width, hidden, rows) in [(TERMS, 1, 2), (1, TERMS, 2), (1, 1, TERMS)] {
+        let mut problem = Problem::random(Activation::Relu2, width, hidden, &[rows]);
+        problem.x.fill(if width > 1 { 1.0 / 1024.0 } else { 1.0 });
+        problem.dy.fill(1.0);
+        problem.p.fill(1.0);
+        problem.w.fill(1.0);
+        problem.up.fill(1.0);
+        problem.down.fill(1.0);
+        let found = run(backend, &problem, &mut B::Scratch::default());
+        let (width, hidden, rows) = (width as f32, hidden as f32, rows as f32);
+        let pre = problem.x[[0, 0]] * width;
+        let h = pre * pre;
+        let all = |values: &[f32], expected: f32| values.iter().all(|&value| value == expected);
+        assert!(all(&found.out, h * hidden));
+        assert!(all(&found.ddown, h * rows));
+        // dh is the sum of dy, and the slope of the activation twice the pre-activation.
+        assert!(all(&found.dx, width * 2.0 * pre * hidden));
+        assert!(all(
+            &found.dup,
+            width * 2.0 * pre * rows * problem.x[[0, 0]]
+        ));
+        assert!(all(&found.dp, width * h * hidden));
+    }
+}
+
+/// Matrices that take several bindings where limits are low.
+pub(crate) fn large_matrices<B: Backend>(backend: &B) {
+    check(
+        backend,
+        &Problem::random(Activation::SwiGlu, 150, 140, &[3, 0, 140]),
+    );
+    check(
+        backend,
+        &Problem::random(Activation::Gelu, 140, 150, &[130]),
+    );
+}
+
+pub(crate) fn empty_groups<B: Backend>(backend: &B) {
+    let problem = Problem::random(Activation::SwiGlu, 4, 3, &[0, 2, 0]);
+    let found = run(backend, &problem, &mut B::Scratch::default());
+    for gradients in [found.dgate.as_ref().unwrap(), &found.dup, &found.ddown] {
+        for instance in [0, 2] {
+            assert_eq!(bits(&gradients[instance * 12..][..12]), [0; 12]);
+        }
+    }
+    let nothing = Problem::random(Activation::Gelu, 4, 3, &[0, 0]);
+    let found = run(backend, &nothing, &mut B::Scratch::default());
+    assert!(found.out.is_empty() && found.dp.is_empty());
+    assert_eq!(bits(&[found.dup, found.ddown].concat()), [0; 48]);
+    let none = Problem::random(Activation::Gelu, 4, 3, &[]);
+    assert!(
+        run(backend, &none, &mut B::Scratch::default())
+            .dup
+            .is_empty()
+    );
+}
+
+/// Far out, where naive formulas cancel, overflow or make NaN of infinity times zero.
+pub(crate) fn ends_of_activations<B: Backend>(backend: &B) {
+    let values = [
+        -1e30, -1e15, -100.0, -40.0, -12.0, -5.0, -2.0, -1.0, -0.1, 0.0, 0.1, 1.0, 3.0, 5.0, 12.0,
+        40.0, 1e15,
+    ];
+    for activation in Activation::ALL {
+        let mut problem = Problem::random(activation, 1, 1, &[values.len()]);
+        for (row, value) in values.into_iter().enumerate() {
+            problem.x[[row, 0]] = value;
+        }
+        problem.dy.fill(1.0);
+        problem.p.fill(1.0);
+        problem.w.fill(1.0);
+        problem
+            .up
+            .fill(if activation.is_gated() { 0.0 } else { 1.0 });
+        problem.gate.iter_mut().for_each(|gate| gate.fill(1.0));
+        // So that squares stay in range.
+        problem.down.fill(1e-30);
+        let found = run(backend, &problem, &mut B::Scratch::default());
+        for (row, value) in values.into_iter().enumerate() {
+            let out = found.out[row];
+            assert!(out.is_finite(), "{activation} of {value}: {out}");
+            assert!(found.dx[row].is_finite(), "{activation} of {value}");
+            if !activation.is_gated() && value.abs() < 6.0 {
+                let expected = act(activation, f64::from(value)) * 1e-30;
+                let error = (f64::from(out) - expected).abs();
+                assert!(
+                    error <= 3e-6 * expected.abs(),
+                    "{activation} of {value}: {out}, expected {expected}"
+                );
+            }
+        }
+    }
+}
+
+/// What a row gives depends neither on the others nor on its place, nor on what the scratch held.
+pub(crate) fn company<B: Backend>(backend: &B) {
+    let mut scratch = B::Scratch::default();
+    for (width, hidden) in [(5, 7), (64, 65)] {
+        let problem = Problem::random(Activation::SwiGlu, width, hidden, &[70, 3]);
+        let all = run(backend, &problem, &mut scratch);
+        let mut reversed: Vec<_> = (0..problem.rows()).rev().collect();
+        reversed.sort_by_key(|&row| problem.instance_of(row));
+        for rows in [reversed, vec![0], vec![69, 72], (20..73).collect()] {
+            let some = run(backend, &problem.only(&rows), &mut scratch);
+            for (place, &row) in rows.iter().enumerate() {
+                for (all, some) in [(&all.out, &some.out), (&all.dx, &some.dx)] {
+                    let (all, some) = (&all[row * width..], &some[place * width..]);
+                    assert_eq!(bits(&all[..width]), bits(&some[..width]), "row {row}");
+                }
+                assert_eq!(all.h_norms[row], some.h_norms[place], "row {row}");
+                assert_eq!(all.dp[row].to_bits(), some.dp[place].to_bits(), "row {row}");
+            }
+        }
+    }
+}
+
+pub(crate) fn misuse<B: Backend>(backend: &B) {
+    let problem = Problem::random(Activation::SwiGlu, 4, 6, &[2, 3]);
+    let matrices = |values: &Array3<f32>| backend.upload(values.as_slice().unwrap()).unwrap();
+    let mut weights = ExpertBuffers::<B> {
+        gate: problem.gate.as_ref().map(matrices),
+        up: matrices(&problem.up),
+        down: matrices(&problem.down),
+    };
+    let x = backend.upload(problem.x.as_slice().unwrap()).unwrap();
+    let message = |shape: &FfnShape, weights: &ExpertBuffers<B>, offsets: &[usize]| {
+        let (mut scratch, mut out) = (B::Scratch::default(), Default::default());
+        let result = backend.forward(shape, weights, offsets, &x, &mut scratch, &mut out, None);
+        result.unwrap_err().to_string()
+    };
+    let shape = problem.shape;
+    let expected = "shape of row offsets is [2], expected [3]";
+    assert_eq!(message(&shape, &weights, &[0, 5]), expected);
+    assert_eq!(
+        message(&shape, &weights, &[1, 2, 5]),
+        "row offsets begin at 1, not 0"
+    );
+    let expected = "row offset 5 of instance 1 is below its start 6";
+    assert_eq!(message(&shape, &weights, &[0, 6, 5]), expected);
+    let expected = "row offsets end at 4, but there are 5 rows";
+    assert_eq!(message(&shape, &weights, &[0, 2, 4]), expected);
+    let narrow = FfnShape { width: 3, ..shape };
+    let expected = "shape of down weights is [48], expected [36]";
+    weights.up = backend.upload(&[0.0; 36]).unwrap();
+    assert_eq!(message(&narrow, &weights, &[0, 2, 5]), expected);
+    weights.up = matrices(&problem.up);
+    let endless = FfnShape {
+        width: usize::MAX,
+        ..shape
+    };
+    let expected = "shape of up weights is [48], expected [0]";
+    assert_eq!(message(&endless, &weights, &[0, 2, 5]), expected);
+    weights.gate = None;
+    let expected = "swiglu is gated, but there are no gate weights";
+    assert_eq!(message(&shape, &weights, &[0, 2, 5]), expected);
+}

@@ -1,0 +1,148 @@
+//! What every backend must do, as generic functions, run for each: `cpu`; `wgpu`, where this build and this machine have one; and
+//! `wgpu-split`, the same device with limits so low that work takes many bindings and dispatches.
+//!
+//! A missing device shows as ignored. `LRMOE_REQUIRE` is a comma-separated list of backends for which it is a failure.
+
+mod compact;
+#[cfg(feature = "wgpu")]
+mod device;
+#[path = "../ffn/expected.rs"]
+mod expected;
+mod experts;
+mod golden;
+mod norms;
+#[path = "../ffn/problem.rs"]
+#[expect(dead_code, reason = "what other tests need of it")]
+mod problem;
+mod random;
+#[path = "../../../lrmoe-metric/tests/common/mod.rs"]
+mod ranks;
+mod score;
+mod select;
+
+use std::{env, process::ExitCode, sync::Arc};
+
+use libtest_mimic::{Arguments, Trial};
+use lrmoe_kernels::{CompactRows, ComputeExperts, Cpu, SelectPairs};
+
+/// All that a layer needs of a backend.
+trait Backend: SelectPairs + CompactRows + ComputeExperts + Send + Sync + 'static {}
+
+impl<B: SelectPairs + CompactRows + ComputeExperts + Send + Sync + 'static> Backend for B {}
+
+/// A backend and its name, or why there is none.
+struct Candidate<B> {
+    name: &'static str,
+    backend: Result<Arc<B>, String>,
+}
+
+impl<B: Send + Sync + 'static> Candidate<B> {
+    fn trial(&self, test: impl std::fmt::Display, body: impl FnOnce(&B) + Send + 'static) -> Trial {
+        let backend = self.backend.clone();
+        let ignored = backend.is_err() && !is_required(self.name);
+        Trial::test(format!("{}::{test}", self.name), move || {
+            body(&*backend?);
+            Ok(())
+        })
+        .with_ignored_flag(ignored)
+    }
+}
+
+/// Whether the environment asks for a backend; its variants go by the part of the name before a dash.
+fn is_required(name: &str) -> bool {
+    let required = env::var("LRMOE_REQUIRE").unwrap_or_default();
+    required.split(',').any(|backend| {
+        let backend = backend.trim();
+        backend == name
+            || name
+                .strip_prefix(backend)
+                .is_some_and(|rest| rest.starts_with('-'))
+    })
+}
+
+/// Not where limits are low: a row has to fit in a binding.
+const MANY_TERMS: &str = "experts::many_terms";
+
+fn trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
+    let mut trials = vec![
+        candidate.trial("norms::special_rows", norms::special_rows),
+        candidate.trial("norms::any_bits", norms::any_bits),
+        candidate.trial("score::any_factors", score::any_factors),
+        candidate.trial("score::bad_factors", score::bad_factors),
+        candidate.trial("score::over_ranks", score::over_ranks),
+        candidate.trial("score::many_tokens", score::many_tokens),
+        candidate.trial("select::any_keys", select::any_keys),
+        candidate.trial("select::any_keys_over_ranks", select::any_keys_over_ranks),
+        candidate.trial("select::ties", select::ties),
+        candidate.trial("select::block_edges", select::block_edges),
+        candidate.trial("select::many_experts", select::many_experts),
+        candidate.trial("select::all_on_one_expert", select::all_on_one_expert),
+        candidate.trial("select::nothing", select::nothing),
+        candidate.trial("select::methods", select::methods),
+        candidate.trial("select::methods_over_ranks", select::methods_over_ranks),
+        candidate.trial("select::extreme_weights", select::extreme_weights),
+        candidate.trial("select::bad_scores", select::bad_scores),
+        candidate.trial("select::errors_on_one_rank", select::errors_on_one_rank),
+        candidate.trial("compact::gathers", compact::gathers),
+        candidate.trial("compact::groups", compact::groups),
+        candidate.trial("compact::adds", compact::adds),
+        candidate.trial("compact::bits_are_kept", compact::bits_are_kept),
+        candidate.trial("compact::misuse", compact::misuse),
+        candidate.trial("experts::every_activation", experts::every_activation),
+        candidate.trial("experts::sizes", experts::sizes),
+        candidate.trial("experts::long_sums", experts::long_sums),
+        candidate.trial("experts::ends_of_activations", experts::ends_of_activations),
+        candidate.trial("experts::empty_groups", experts::empty_groups),
+        candidate.trial("experts::large_matrices", experts::large_matrices),
+        candidate.trial("experts::company", experts::company),
+        candidate.trial("experts::misuse", experts::misuse),
+    ];
+    trials.extend(golden::trials(candidate));
+    trials
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu_trials() -> Vec<Trial> {
+    use lrmoe_kernels::{Wgpu, wgpu::Limits};
+
+    let open = |name, device: Result<Wgpu, lrmoe_kernels::Error>| Candidate {
+        name,
+        backend: device.map(Arc::new).map_err(|error| error.to_string()),
+    };
+    let plain = open("wgpu", Wgpu::new());
+    let split = Wgpu::with_limits(|limits| Limits {
+        max_storage_buffer_binding_size: 1 << 16,
+        max_compute_workgroups_per_dimension: 16,
+        ..limits
+    });
+    let mut all = trials(&plain);
+    all.extend(device::trials(&plain));
+    all.push(plain.trial(MANY_TERMS, experts::many_terms));
+    all.extend(trials(&open("wgpu-split", split)));
+    all
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu_trials() -> Vec<Trial> {
+    let missing = Candidate::<Cpu> {
+        name: "wgpu",
+        backend: Err("built without the feature wgpu".into()),
+    };
+    vec![missing.trial("built", |_| ())]
+}
+
+fn main() -> ExitCode {
+    #[cfg(feature = "wgpu")]
+    if env::args().nth(1).as_deref() == Some(device::EXHAUST_MEMORY) {
+        device::exhaust_memory();
+        return ExitCode::SUCCESS;
+    }
+    let cpu = Candidate {
+        name: "cpu",
+        backend: Ok(Arc::new(Cpu)),
+    };
+    let mut all = trials(&cpu);
+    all.push(cpu.trial(MANY_TERMS, experts::many_terms));
+    all.extend(wgpu_trials());
+    libtest_mimic::run(&Arguments::from_args(), all).exit_code()
+}
