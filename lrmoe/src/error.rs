@@ -43,7 +43,7 @@ pub enum Error {
     Trace(#[from] crate::trace::TraceError),
     /// From a replay.
     #[error(transparent)]
-    Replay(#[from] crate::replay::ReplayError),
+    Replay(Box<crate::replay::ReplayError>),
     /// A per-rank setting of another length than the number of ranks.
     #[error("{what} has {len} entries for {ranks} ranks")]
     PerRank {
@@ -189,8 +189,11 @@ pub enum Error {
 impl Error {
     /// How a program should end with it: 130 after an interruption, as a shell reports one, else 2.
     pub fn exit_code(&self) -> u8 {
+        let interrupted = |error: &crate::replay::ReplayError| {
+            matches!(error, crate::replay::ReplayError::Interrupted { .. })
+        };
         match self {
-            Self::Replay(crate::replay::ReplayError::Interrupted { .. }) => 130,
+            Self::Replay(error) if interrupted(error) => 130,
             _ => 2,
         }
     }
@@ -233,6 +236,12 @@ impl From<ModelError> for Error {
             },
             other => Self::Model(other),
         }
+    }
+}
+
+impl From<crate::replay::ReplayError> for Error {
+    fn from(error: crate::replay::ReplayError) -> Self {
+        Self::Replay(Box::new(error))
     }
 }
 
