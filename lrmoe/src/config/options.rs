@@ -62,8 +62,8 @@ pub struct TrainOptions {
     #[arg(long, value_name = "NAME", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) select: Option<Method>,
-    /// How the retained pairs are divided among experts: proportional (to load), value (by score), blend (half each)
-    /// or neyman (to load times root mean square score) [default: proportional]
+    /// How the retained pairs are divided among experts: proportional (to load), value (by score), blend (half each) or
+    /// neyman (to load times rms score) [default: proportional]
     #[arg(long, value_name = "NAME", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) quota_policy: Option<QuotaPolicy>,
