@@ -56,9 +56,11 @@ fn a_text_is_enough() {
 }
 
 /// Every option with a value that is not its default, as on the command line and in TOML.
-const OPTIONS: [(&str, &str, &str); 40] = [
+const OPTIONS: [(&str, &str, &str); 42] = [
     ("text", "b.txt", "['b.txt']"),
     ("out", "there", "'there'"),
+    ("record-trace", "t", "'t'"),
+    ("record-pairs-every", "3", "3"),
     ("policy", "symi", "'symi'"),
     ("retention", "0.25", "0.25"),
     ("score", "forward", "'forward'"),
@@ -106,11 +108,15 @@ const OPTIONS: [(&str, &str, &str); 40] = [
 
 #[test]
 fn every_option_works_in_both_places() {
-    // The capacity factor shows with this policy alone.
-    let symi = |key: &str| (key == "capacity-factor").then_some("symi");
+    // What an option needs beside it to have an effect.
+    let beside = |key: &str| match key {
+        "capacity-factor" => Some(("policy", "symi")),
+        "record-pairs-every" => Some(("record-trace", "t")),
+        _ => None,
+    };
     for (key, value, toml) in OPTIONS {
-        let policy = symi(key);
-        let extra = policy.map_or(String::new(), |p| format!("--policy {p}"));
+        let other = beside(key);
+        let extra = other.map_or(String::new(), |(key, value)| format!("--{key} {value}"));
         let plain = format!("{:?}", resolve(&extra).unwrap());
         let line = format!("{:?}", resolve_last(&format!("{extra} --{key} {value}")));
         let text = if key == "text" {
@@ -118,7 +124,7 @@ fn every_option_works_in_both_places() {
         } else {
             "text = ['a.txt']\n"
         };
-        let extra = policy.map_or(String::new(), |p| format!("policy = '{p}'\n"));
+        let extra = other.map_or(String::new(), |(key, value)| format!("{key} = '{value}'\n"));
         let file = resolve_file(&format!("{text}{extra}{key} = {toml}\n"), "").unwrap();
         assert_ne!(plain, line, "--{key} has no effect");
         assert_eq!(line, format!("{file:?}"), "{key} differs in the file");
@@ -410,6 +416,7 @@ fn the_help_names_every_option_and_default() {
         "--text",
         "--resume",
         "--overwrite",
+        "--record-trace",
         "--compare",
         "--target-loss",
     ];

@@ -160,22 +160,25 @@ impl Inspect {
 
 /// Make up a trace.
 ///
-/// T tokens a rank, k experts a token, E experts, R ranks. Every rank has T * k pairs in every layer and step unless the workload says
-/// otherwise; no expert gets more than T of them from one rank, as the experts of a token differ. A step depends on workload, sizes, seed and its
-/// number alone. Which experts are hot is drawn per layer. Except for `balanced`, tokens pick their experts at random.
+/// T tokens a rank, k experts a token, E experts, R ranks. Every rank has T * k pairs in every
+/// layer and step unless the workload says otherwise; no expert gets more than T of them from one
+/// rank, as the experts of a token differ. A step depends on workload, sizes, seed and its number
+/// alone. Which experts are hot is drawn per layer. Except for `balanced`, tokens pick their experts
+/// at random.
 ///
 /// balanced: every expert gets the same from every rank, up to one pair.
 /// hot-set: the same E/8 experts (rounded up) take half of the pairs in every step.
 /// hot-rank: the experts of one rank, where they lie contiguously, take half of the pairs.
-/// spread-hot: one expert of each rank, where they lie contiguously, is hot; together they take half of the pairs.
+/// spread-hot: one expert of each rank, where they lie contiguously, is hot; together they take half.
 /// ragged-sources: experts alike, but each rank has 0 to T tokens, drawn anew in each step.
 /// zero-experts: the same quarter of the experts (rounded down) gets nothing; the others are alike.
 /// zero-ranks: a quarter of the ranks (rounded up) has no tokens, drawn anew in each step; experts alike.
 /// rotating-hotspot: as hot-set, the hot experts moving on by one in each step.
-/// burst: experts alike, but in one of eight steps of a layer, at random, every token picks the same expert.
+/// burst: experts alike, but in one of eight steps of a layer, at random, every token picks the same one.
 /// zipf:A: popularity of the i-th expert is i^-A, A from 0 to 8, such as zipf:1.2.
 ///
-/// Where a hot expert would get more than one pair from a token, it gets one from each and the others take the rest.
+/// Where a hot expert would get more than one pair from a token, it gets one from each and the others
+/// take the rest.
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 #[command(after_help = "Example:

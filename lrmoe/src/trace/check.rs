@@ -6,7 +6,7 @@ use super::error::{Fault, Place};
 use super::header::PairRecord;
 
 /// A fault with its place in the step.
-pub(super) type Located<T> = Result<T, (Place, Fault)>;
+pub(super) type Located<T> = Result<T, Box<(Place, Fault)>>;
 
 /// Every layer's pairs can be counted in 32 bits. `counts`: `[layers, ranks, experts]`.
 pub(super) fn counts(counts: ArrayView3<'_, u32>) -> Located<()> {
@@ -15,7 +15,7 @@ pub(super) fn counts(counts: ArrayView3<'_, u32>) -> Located<()> {
         if value > u64::from(u32::MAX) {
             let limit = u32::MAX.into();
             let what = "pairs of a layer";
-            return Err((at(layer), Fault::TooMany { what, value, limit }));
+            return Err(Box::new((at(layer), Fault::TooMany { what, value, limit })));
         }
     }
     Ok(())
@@ -80,7 +80,7 @@ fn distinct(ids: ArrayView3<'_, i32>, experts: usize) -> Located<()> {
                 Some(ids) => distinct.check(ids),
                 None => distinct.check(&ids.to_vec()),
             };
-            checked.map_err(|(slot, fault)| (at_slot(layer, token, slot), fault))?;
+            checked.map_err(|(slot, fault)| Box::new((at_slot(layer, token, slot), fault)))?;
         }
     }
     Ok(())
@@ -100,7 +100,7 @@ fn non_negative(what: &'static str, ids: &Array3<i32>, values: &mut Array3<f32>)
         if *id == -1 {
             *value = 0.0;
         } else {
-            number(what, *value).map_err(|fault| (at_slot(layer, token, slot), fault))?;
+            number(what, *value).map_err(|fault| Box::new((at_slot(layer, token, slot), fault)))?;
         }
     }
     Ok(())
@@ -142,7 +142,7 @@ pub(super) fn agree(ids: ArrayView3<'_, i32>, counts: ArrayView3<'_, u32>) -> Lo
                 pairs,
                 count,
             };
-            Err((place, fault))
+            Err(Box::new((place, fault)))
         }
     }
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::error::TraceError;
 use super::figures::{StepFigures, Sums, distance};
-use super::{HeatMap, TraceReader};
+use super::{HeatMap, TraceHeader, TraceReader};
 
 /// Most parts into which the steps are divided, for figures over time and the heat map.
 const MOST_PARTS: usize = 200;
@@ -145,21 +145,8 @@ pub fn inspect(
         .zip(&bounds)
         .map(|(sums, bounds)| sums.time(*bounds));
     let over_time = over_time.collect();
-    let inspection = Inspection {
-        steps: header.steps,
-        layers: header.layers,
-        ranks: header.ranks,
-        experts: header.experts,
-        top_k: header.top_k,
-        tokens_per_rank: header.tokens_per_rank,
-        first_step: header.number(0),
-        recorded: header.recorded.len(),
-        scored: header.scored,
-        pairs,
-        metadata: header.metadata.clone(),
-        per_layer: layers.iter().map(Sums::layer).collect(),
-        over_time,
-    };
+    let per_layer = layers.iter().map(Sums::layer).collect();
+    let inspection = Inspection::new(&header, pairs, per_layer, over_time);
     Ok((inspection, HeatMap::new(heat, layer, bounds)))
 }
 
@@ -211,6 +198,29 @@ fn table(header: &[&str]) -> Table {
 }
 
 impl Inspection {
+    fn new(
+        header: &TraceHeader,
+        pairs: u64,
+        per_layer: Vec<LayerFigures>,
+        over_time: Vec<TimeFigures>,
+    ) -> Self {
+        Self {
+            steps: header.steps,
+            layers: header.layers,
+            ranks: header.ranks,
+            experts: header.experts,
+            top_k: header.top_k,
+            tokens_per_rank: header.tokens_per_rank,
+            first_step: header.number(0),
+            recorded: header.recorded.len(),
+            scored: header.scored,
+            pairs,
+            metadata: header.metadata.clone(),
+            per_layer,
+            over_time,
+        }
+    }
+
     fn layer_table(&self) -> Table {
         let mut table = table(&[
             "layer",

@@ -21,6 +21,26 @@
 //! shapes where those say the same; a file without `counts` needs the first. Everything else is kept as it is.
 //!
 //! A step is read when it is asked for, and checked then; memory holds one step, whatever the size of the file.
+//!
+//! ```
+//! use lrmoe::trace::synth::{SynthShape, Workload, synth};
+//! use lrmoe::trace::{TraceReader, TraceSettings, TraceWriter};
+//!
+//! let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("hot.safetensors");
+//! let shape = SynthShape { layers: 2, ranks: 4, experts: 16, top_k: 2, tokens_per_rank: 64 };
+//! let settings = TraceSettings { layers: 2, ranks: 4, experts: 16, ..TraceSettings::default() };
+//! let mut writer = TraceWriter::create(&path, settings)?;
+//! for step in 0..3 {
+//!     writer.push(synth(Workload::HotSet, 1, step, &shape).view())?;
+//! }
+//! writer.finish()?;
+//!
+//! let mut reader = TraceReader::open(&path)?;
+//! assert_eq!(reader.header().steps, 3);
+//! assert_eq!(reader.step(2)?.sum(), 2 * 4 * 64 * 2);
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
 
 mod check;
 mod convert;

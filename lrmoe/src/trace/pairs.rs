@@ -119,7 +119,7 @@ fn scores(record: &PairRecord, h: &Array3<f32>, dy: &[f32]) -> Located<Array3<f3
         let at = [layer, token, slot];
         for (what, value) in [("|dy|", dy[layer * tokens + token]), ("|h|", h[at])] {
             check::number(what, value)
-                .map_err(|fault| (check::at_slot(layer, token, slot), fault))?;
+                .map_err(|fault| Box::new((check::at_slot(layer, token, slot), fault)))?;
         }
         *score = record.gate_weight[at] * dy[layer * tokens + token] * h[at];
     }

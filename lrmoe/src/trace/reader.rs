@@ -144,7 +144,8 @@ impl TraceReader {
     }
 
     fn located<T>(&self, step: usize, result: Located<T>) -> Result<T, TraceError> {
-        result.map_err(|(place, fault)| {
+        result.map_err(|located| {
+            let (place, fault) = *located;
             let step = Some(u64::from(self.header.number(step)));
             TraceError::invalid(&self.path, Place { step, ..place }, fault)
         })

@@ -92,10 +92,10 @@ impl TraceWriter {
         } = self.settings;
         let limit = MOST_STEPS - u64::from(first_step).min(MOST_STEPS);
         let checked = if counts.dim() != (layers, ranks, experts) {
-            Err(shape("counts", counts.shape(), [layers, ranks, experts]))
+            whole(shape("counts", counts.shape(), [layers, ranks, experts]))
         } else if self.steps as u64 >= limit {
             let (what, value) = ("steps", self.steps as u64 + 1);
-            Err((Place::default(), Fault::TooMany { what, value, limit }))
+            whole(Fault::TooMany { what, value, limit })
         } else {
             check::counts(counts)
         };
@@ -123,12 +123,12 @@ impl TraceWriter {
     }
 
     fn check_pairs(&self, pairs: &mut PairRecord) -> Located<()> {
-        let missing = |what| (Place::default(), Fault::NoMetadata(what));
-        let top_k = self.settings.top_k.ok_or_else(|| missing("top_k"))?;
-        let tokens = self
-            .settings
-            .tokens_per_rank
-            .ok_or_else(|| missing("tokens_per_rank"))?;
+        let Some(top_k) = self.settings.top_k else {
+            return whole(Fault::NoMetadata("top_k"));
+        };
+        let Some(tokens) = self.settings.tokens_per_rank else {
+            return whole(Fault::NoMetadata("tokens_per_rank"));
+        };
         let dim = [self.settings.layers, self.settings.ranks * tokens, top_k];
         let score = pairs.score.as_ref().map(|score| ("score", score.shape()));
         let shapes = [
@@ -137,7 +137,7 @@ impl TraceWriter {
         ];
         for (tensor, found) in shapes.into_iter().chain(score) {
             if found != dim {
-                return Err(shape(tensor, found, dim));
+                return whole(shape(tensor, found, dim));
             }
         }
         let scored = pairs.score.is_some();
@@ -146,7 +146,7 @@ impl TraceWriter {
             before.numbers.last() == Some(&self.number()) || before.score.is_some() != scored
         });
         if self.steps == 0 || repeated {
-            return Err((Place::default(), Fault::PairOrder));
+            return whole(Fault::PairOrder);
         }
         check::pairs(pairs, self.settings.experts)?;
         check::agree(pairs.expert.view(), self.last.view())
@@ -287,23 +287,25 @@ impl TraceWriter {
     }
 
     fn located(&self, step: usize, checked: Located<()>) -> Result<(), TraceError> {
-        checked.map_err(|(place, fault)| {
+        checked.map_err(|located| {
+            let (place, fault) = *located;
             let step = Some(u64::from(self.settings.first_step) + step as u64);
             TraceError::invalid(&self.path, Place { step, ..place }, fault)
         })
     }
 }
 
-fn shape(tensor: &'static str, found: &[usize], expected: [usize; 3]) -> (Place, Fault) {
-    let (found, expected) = (found.to_vec(), format!("{expected:?}"));
-    (
-        Place::default(),
-        Fault::Shape {
-            tensor,
-            found,
-            expected,
-        },
-    )
+/// A fault of a step as a whole.
+fn whole<T>(fault: Fault) -> Located<T> {
+    Err(Box::new((Place::default(), fault)))
+}
+
+fn shape(tensor: &'static str, found: &[usize], expected: [usize; 3]) -> Fault {
+    Fault::Shape {
+        tensor,
+        found: found.to_vec(),
+        expected: format!("{expected:?}"),
+    }
 }
 
 fn json(value: &impl serde::Serialize) -> Value {

@@ -3,6 +3,7 @@
 mod convert;
 mod inspect;
 mod malformed;
+mod memory;
 mod native;
 mod synth;
 

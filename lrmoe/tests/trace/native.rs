@@ -4,7 +4,11 @@ use lrmoe::trace::{PairRecord, TraceReader, TraceSettings, TraceWriter};
 use ndarray::{Array3, Axis, array};
 use proptest::prelude::*;
 
+use super::memory::largest;
 use super::{Folder, Raw, read_all, settings, small};
+
+/// Memory that reading a file of less than 1 KiB may take at once.
+const MOST_BYTES: usize = 1 << 20;
 
 /// Sizes of a trace and, for each step, the ids as numbers that make a permutation, whether pairs are recorded, and scores.
 #[derive(Clone, Debug)]
@@ -18,7 +22,7 @@ fn token(keys: &[u32], k: usize) -> Vec<i32> {
     let mut order: Vec<usize> = (0..keys.len()).collect();
     order.sort_by_key(|expert| keys[*expert]);
     let id = |expert: &usize| {
-        if keys[*expert] % 7 == 0 {
+        if keys[*expert].is_multiple_of(7) {
             -1
         } else {
             *expert as i32
@@ -142,7 +146,9 @@ proptest! {
             bytes.truncate(length.index(bytes.len()));
         }
         let path = folder.file("damaged.safetensors", bytes);
-        if let Err(error) = read_all(&path) {
+        let (result, largest) = largest(|| read_all(&path));
+        prop_assert!(largest < MOST_BYTES, "{} bytes", largest);
+        if let Err(error) = result {
             prop_assert!(error.to_string().contains("damaged.safetensors: "));
         }
     }
@@ -157,7 +163,9 @@ proptest! {
         for (at, digit) in changes {
             bytes[*at.get(&digits)] = digit;
         }
-        let _ = read_all(&folder.file("damaged.safetensors", bytes));
+        let path = folder.file("damaged.safetensors", bytes);
+        let (_, largest) = largest(|| read_all(&path));
+        prop_assert!(largest < MOST_BYTES, "{} bytes", largest);
     }
 }
 

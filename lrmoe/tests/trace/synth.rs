@@ -149,7 +149,10 @@ fn hot_rank_is_one_rank_and_spread_hot_is_all() {
     for layer in 0..3 {
         let rank = hot(&loads(&synth(Workload::HotRank, 5, 0, &SHAPE), layer));
         assert_eq!(rank.len(), 4, "32 experts on 8 ranks");
-        assert!(rank[0] % 4 == 0 && rank[3] == rank[0] + 3, "{rank:?}");
+        assert!(
+            rank[0].is_multiple_of(4) && rank[3] == rank[0] + 3,
+            "{rank:?}"
+        );
         let spread = hot(&loads(&synth(Workload::SpreadHot, 5, 0, &SHAPE), layer));
         let ranks: Vec<usize> = spread.iter().map(|expert| expert / 4).collect();
         assert_eq!(ranks, (0..8).collect::<Vec<_>>());

@@ -53,7 +53,6 @@ impl File {
         let mut builder = csv::ReaderBuilder::new();
         let mut file = builder
             .trim(csv::Trim::All)
-            .comment(Some(b'#'))
             .from_reader(counted(path, progress)?);
         let names = file.headers().map_err(|error| whole(error.into()))?;
         let columns = COLUMNS.map(|column| names.iter().position(|name| name == column));

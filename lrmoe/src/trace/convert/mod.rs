@@ -311,7 +311,8 @@ impl Pairs {
 
 /// Lays a fault to a step of a file.
 fn located(path: &Path, number: u32, checked: Located<()>) -> Result<(), TraceError> {
-    checked.map_err(|(place, fault)| {
+    checked.map_err(|located| {
+        let (place, fault) = *located;
         let step = Some(u64::from(number));
         TraceError::invalid(path, Place { step, ..place }, fault)
     })

@@ -8,7 +8,6 @@ use super::{Folder, counts, options, run};
 pub(super) const CSV: &str = "step, rank, layer, expert, count, note
 3,0,0,0,5,a
 3,1,1,2,4000000000,b
-# a comment
 4,0,0,1,7,c
 ";
 
@@ -73,11 +72,11 @@ fn bad_csv_is_named() {
         ),
         (
             CSV.replace("4,0,0,1", "2,0,0,1"),
-            "line 5: step 2 comes after step 3; sort the file by step",
+            "line 4: step 2 comes after step 3; sort the file by step",
         ),
         (
             CSV.replace("4,0,0,1", "3,0,0,0"),
-            "line 5, step 3, layer 0, rank 0: there is a record of it before",
+            "line 4, step 3, layer 0, rank 0: there is a record of it before",
         ),
         (CSV.replace(",7,c", ""), "found record with 4 fields"),
         (
