@@ -1,5 +1,6 @@
 //! Behaviour of the plan, against plain oracles.
 
+mod brute;
 mod case;
 mod checker;
 mod cost;
@@ -13,4 +14,6 @@ mod oracle;
 mod placement;
 mod plan;
 mod policies;
+mod promises;
 mod quotas;
+mod request;
