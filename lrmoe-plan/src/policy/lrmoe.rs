@@ -83,7 +83,7 @@ impl PlacementPolicy for Lrmoe {
             least,
         };
         if let Some(flow) = &mut changed
-            && search.reach(flow, least, search.work() / 2)
+            && search.reach(flow, least, search.work_to_reach_least())
         {
             let by_rank = experts(groups(flow, Some(previous)));
             return Placement::new(per_expert.len(), by_rank);

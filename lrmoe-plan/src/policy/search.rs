@@ -26,9 +26,20 @@ pub(super) struct Found {
 impl Search<'_> {
     /// Work of all searches of one placement: bounds its time. Small worlds are searched more often; that takes
     /// little time even so.
-    pub(super) fn work(&self) -> u64 {
+    fn work(&self) -> u64 {
         let slots = self.slots.iter().sum::<usize>() as u64;
-        4_096 + (1 << 18) / slots + 4 * slots * self.slots.len() as u64
+        2_048 + (1 << 18) / slots + 4 * slots * self.slots.len() as u64
+    }
+
+    /// Work for reaching the least load by changes of the previous placement: less, if with few slots to spare more
+    /// searches may have to follow.
+    pub(super) fn work_to_reach_least(&self) -> u64 {
+        let spare = self.slots.iter().sum::<usize>() - self.per_expert.len();
+        if spare + 1 >= self.slots.len() {
+            self.work() * 3 / 2
+        } else {
+            self.work() / 2
+        }
     }
 
     /// Changes `flow` until every rank stays within `level`; whether that succeeds within `work`.
