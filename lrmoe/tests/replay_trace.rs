@@ -60,6 +60,7 @@ fn replayed(files: &[PathBuf], policies: &str, budget: Option<u64>) -> Result<Re
         ranks: None,
         tokens_per_rank: source.header().tokens_per_rank.map(|tokens| 8 * tokens),
         steps: None,
+        warmup: 0,
         history: 10,
         capacity_factor: 1.0,
         chunk_rows: 8192,

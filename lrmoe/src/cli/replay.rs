@@ -88,6 +88,9 @@ pub(crate) struct Replay {
     /// Seed of the selection
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// First steps that move the placements on but count in no figure: before the first, all experts count alike
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    warmup: usize,
     /// First steps whose loads fixed-replicas places by
     #[arg(long, value_name = "N", default_value_t = 10)]
     history: usize,
@@ -118,6 +121,7 @@ impl Replay {
             ranks: self.ranks,
             tokens_per_rank: self.tokens_per_rank,
             steps: self.steps,
+            warmup: self.warmup,
             history: self.history,
             capacity_factor: self.capacity_factor,
             chunk_rows: self.chunk_rows,

@@ -37,11 +37,12 @@ impl<'a> Contest<'a> {
         })
     }
 
-    /// One step of all layers. `gates` are ones, of the shape of the step's pairs.
+    /// One step of all layers; `counts` in the figures or only moves on. `gates` are ones, of the shape of the step's pairs.
     pub(super) fn step(
         &mut self,
         step: &Step,
         gates: ArrayView2<'_, f32>,
+        counts: bool,
     ) -> Result<(), ReplayError> {
         let rules = &self.rules;
         let memory = rules.memory(step.tokens);
@@ -79,6 +80,9 @@ impl<'a> Contest<'a> {
         let done = self.layers.par_iter_mut().enumerate().map(finish);
         let done: Vec<LayerStep> = done.collect::<Result<_, _>>()?;
 
+        if !counts {
+            return Ok(());
+        }
         let of_rank = |layer: usize, rank: usize| {
             let retained = rules.held(done[layer].backward_rows[rank]);
             let (placement, slots) = (&placed[layer], rules.slots[rank]);

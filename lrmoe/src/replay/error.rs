@@ -85,9 +85,17 @@ pub enum ReplayError {
         /// The counts.
         counts: [u32; 2],
     },
+    /// Nothing is left to count.
+    #[error("all {steps} steps would be warm-up of {warmup}: none would count")]
+    NoSteps {
+        /// Steps to replay.
+        steps: usize,
+        /// Steps that do not count.
+        warmup: usize,
+    },
     /// No step in the range asked for.
     #[error("steps {start}..{end} hold none of the trace's, which are {first} to {last}")]
-    NoSteps {
+    OutsideTrace {
         /// First step asked for.
         start: u32,
         /// End of the range.

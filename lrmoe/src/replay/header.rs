@@ -21,6 +21,7 @@ pub(super) fn header(
         first_step: source.number(0),
         last_step: source.number(source.len() - 1),
         steps: source.len(),
+        warmup: settings.warmup,
         scored_steps: source.scored(),
         layers: trace.layers,
         model_layers: settings.model_layers.unwrap_or(trace.layers),
@@ -78,6 +79,12 @@ fn notes(source: &Source, settings: &Settings, top_k: usize, by: Multiples) -> V
         notes.push(format!(
             "placement, replicas, stash, optimizer, bytes and time of the trace's {} layers are scaled to {layers}",
             trace.layers
+        ));
+    }
+    if settings.warmup > 0 {
+        notes.push(format!(
+            "the first {} steps move the placements on and count in no figure",
+            settings.warmup
         ));
     }
     if by.ranks > 1 {
@@ -144,7 +151,7 @@ fn assumptions(settings: &Settings) -> Vec<String> {
         lines.push("flexmoe: replicas grow, shrink and migrate while that lowers the largest load, re-derived from its paper.".into());
     }
     if has(PolicyName::Lrmoe) {
-        lines.push(format!("lrmoe@R: every pair runs forward, a share R backward (quotas {}, at least {} of an expert's pairs), fewer where a rank's budget of {:.1} GiB binds; budgets count the optimizer too. Other policies are marked where they exceed it.", settings.quota_policy, settings.floor, settings.budget as f64 / (1u64 << 30) as f64));
+        lines.push(format!("lrmoe@R: every pair runs forward, a share R backward (quotas {}, at least {} of an expert's pairs), fewer where a rank's budget of {:.1} GiB binds; budgets count the optimizer too. Other policies, and lrmoe+whole, whose stash no quota bounds, are marked where they exceed it.", settings.quota_policy, settings.floor, settings.budget as f64 / (1u64 << 30) as f64));
     }
     lines
 }

@@ -64,6 +64,12 @@ pub fn replay(
     if let Some(range) = &settings.steps {
         source.keep(range)?;
     }
+    if settings.warmup >= source.len() {
+        return Err(ReplayError::NoSteps {
+            steps: source.len(),
+            warmup: settings.warmup,
+        });
+    }
     let top_k = source.top_k().or(settings.model.top_k);
     let top_k = top_k.ok_or(ReplayError::UnknownTopK)?;
     let by = multiples(source, settings)?;
@@ -100,7 +106,8 @@ pub fn replay(
             gates = Array2::ones(pairs.expert.raw_dim());
         }
         let replayed = contests.par_iter_mut();
-        replayed.try_for_each(|contest| contest.step(&step, gates.view()))?;
+        let counts = index >= settings.warmup;
+        replayed.try_for_each(|contest| contest.step(&step, gates.view(), counts))?;
         done(index + 1, steps);
     }
     Ok(Report {

@@ -25,6 +25,8 @@ pub struct Header {
     pub last_step: u32,
     /// Steps replayed.
     pub steps: usize,
+    /// First steps of these that only move the placements on.
+    pub warmup: usize,
     /// Steps of these whose pairs and scores are known.
     pub scored_steps: usize,
     /// MoE layers of the trace.

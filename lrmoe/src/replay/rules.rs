@@ -75,9 +75,9 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Whether what runs backward is planned within the budget.
+    /// Whether what runs backward is planned within the budget: a stash of every row is there before the first quota.
     pub(super) fn plans(&self) -> bool {
-        self.policy() == PolicyName::Lrmoe
+        self.policy() == PolicyName::Lrmoe && self.stash() == Stash::Recompute
     }
 
     /// Whether the experts never learn.

@@ -31,6 +31,8 @@ pub struct Settings {
     pub tokens_per_rank: Option<usize>,
     /// Numbers of the steps to replay; `None` for all.
     pub steps: Option<Range<u32>>,
+    /// First steps that move the placements on but count in no figure.
+    pub warmup: usize,
     /// First steps whose loads `fixed-replicas` places by.
     pub history: usize,
     /// Capacity of all slots together under `symi`, as a multiple of the routed pairs.

@@ -127,7 +127,7 @@ impl Source {
         let (first, last) = (self.number(0), self.number(self.steps.len() - 1));
         self.steps.retain(|step| range.contains(&step.number));
         if self.steps.is_empty() {
-            return Err(ReplayError::NoSteps {
+            return Err(ReplayError::OutsideTrace {
                 start: range.start,
                 end: range.end,
                 first,

@@ -2,6 +2,7 @@
 
 use lrmoe_plan::{Memory, ModelledSeconds};
 
+use super::contender::PolicyName;
 use super::layer::{Forward, LayerStep};
 use super::report::{MemoryParts, MemoryReport, Point, PolicyReport};
 use super::rules::Rules;
@@ -177,7 +178,7 @@ impl Totals {
         PolicyReport {
             name: rules.contender.to_string(),
             policy: rules.policy().to_string(),
-            retention: rules.plans().then(|| rules.retention()),
+            retention: (rules.policy() == PolicyName::Lrmoe).then(|| rules.retention()),
             buffering: rules.contender.buffering().to_string(),
             slots: rules.slots.iter().copied().max().unwrap_or(0),
             memory: MemoryReport {

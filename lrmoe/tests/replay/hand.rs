@@ -97,6 +97,18 @@ fn lrmoe() {
 }
 
 #[test]
+fn warm_up_counts_in_no_figure() {
+    let mut asked = settings("lrmoe@0.5");
+    asked.warmup = 1;
+    let report = Trace::counts(1, &steps()).replay(&asked).expect("a replay");
+    let lrmoe = &report.policies[0];
+    assert_eq!(lrmoe.memory.peak_bytes.total, 420);
+    assert_eq!(lrmoe.memory.mean_bytes, lrmoe.memory.peak_bytes);
+    assert_eq!((lrmoe.forward_bytes, lrmoe.update_bytes), (0, 32));
+    close(lrmoe.worst_load_max_over_mean, 1.0);
+}
+
+#[test]
 fn symi() {
     let mut asked = settings("symi");
     asked.slots = Some(1);

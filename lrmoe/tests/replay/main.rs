@@ -58,6 +58,7 @@ fn settings(policies: &str) -> Settings {
         ranks: None,
         tokens_per_rank: None,
         steps: None,
+        warmup: 0,
         history: 1,
         capacity_factor: 1.0,
         chunk_rows: 4,

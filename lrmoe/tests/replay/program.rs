@@ -205,6 +205,10 @@ fn bad_replays_are_refused() {
             "A below B",
         ),
         (
+            "replay zipf.safetensors --preset tiny --warmup 4",
+            "all 4 steps would be warm-up",
+        ),
+        (
             "replay zipf.safetensors --preset tiny --budget-gib 0",
             "budget-gib 0",
         ),
@@ -231,7 +235,7 @@ fn a_plan_explains_itself() {
     let output = folder.run(&words.split_whitespace().collect::<Vec<_>>());
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(
-        text(&output.stdout).contains("pairs retained"),
+        text(&output.stdout).contains("80 of 160 pairs run backward"),
         "{}",
         text(&output.stdout)
     );

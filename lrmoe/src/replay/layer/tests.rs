@@ -28,6 +28,7 @@ fn settings() -> Settings {
         ranks: None,
         tokens_per_rank: None,
         steps: None,
+        warmup: 0,
         history: 1,
         capacity_factor: 1.0,
         chunk_rows: 16,
