@@ -84,15 +84,11 @@ fn saves_memory(files: &[PathBuf]) -> Outcome {
         return Err("not as many as asked for".into());
     };
     let bytes = |policy: &lrmoe::replay::PolicyReport| policy.memory.peak_without_stash_bytes;
-    let sizes = [
-        bytes(fixed),
-        bytes(chunked),
-        bytes(all),
-        bytes(half),
-        bytes(quarter),
-    ];
-    if !sizes.is_sorted_by(|a, b| a > b) {
-        return Err(format!("chunks, balance and quotas do not save each: {sizes:?} bytes").into());
+    for (more, less) in [(fixed, chunked), (all, half), (half, quarter), (fixed, half)] {
+        let (a, b) = (bytes(more), bytes(less));
+        if a <= b {
+            return Err(format!("{} takes {a} bytes, {} {b}", more.name, less.name).into());
+        }
     }
     let others = symi.load_max_over_mean.max(flexmoe.load_max_over_mean);
     if half.load_max_over_mean >= others {
