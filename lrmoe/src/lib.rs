@@ -14,7 +14,7 @@
 //! Every rank makes every call, with no tokens too. Selections are the same for any number of ranks and threads.
 //!
 //! The language model in [`model`] and the loop in [`train`] show how a trainer takes the layer up: the dense part is candle's, the layer is a
-//! custom op. [`trace`] reads and writes routing traces.
+//! custom op. [`trace`] reads and writes routing traces, [`replay`] says what they would have cost under other placement policies.
 //!
 //! ```
 //! use lrmoe::layer::{ExpertParameters, LayerConfig, MoeLayer};
