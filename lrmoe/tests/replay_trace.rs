@@ -1,8 +1,8 @@
 //! A replay of a recorded trace.
 //!
-//! `LRMOE_TRACE` names its files, separated as paths are in `PATH`; without it the trials show as ignored.
+//! `LRMOE_TRACE` names its files, separated as paths are in `PATH`, or the folder that they are in; without it the trials show as ignored.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 
@@ -15,7 +15,9 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let files = std::env::var_os("LRMOE_TRACE");
     let absent = files.is_none();
-    let files: Vec<PathBuf> = std::env::split_paths(&files.unwrap_or_default()).collect();
+    let files: Vec<PathBuf> = std::env::split_paths(&files.unwrap_or_default())
+        .flat_map(|path| traces(&path))
+        .collect();
     let trials = [
         (
             "replay_trace::saves_memory",
@@ -28,6 +30,22 @@ fn main() -> ExitCode {
         Trial::test(name, move || check(&files)).with_ignored_flag(absent)
     });
     libtest_mimic::run(&arguments, trials.into()).exit_code()
+}
+
+/// The file, or those in the folder.
+fn traces(path: &Path) -> Vec<PathBuf> {
+    let Ok(folder) = std::fs::read_dir(path) else {
+        return vec![path.into()];
+    };
+    let files = folder.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut files: Vec<_> = files
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|ending| ending == "safetensors")
+        })
+        .collect();
+    files.sort();
+    files
 }
 
 type Outcome = Result<(), Failed>;
@@ -84,7 +102,12 @@ fn saves_memory(files: &[PathBuf]) -> Outcome {
         return Err("not as many as asked for".into());
     };
     let bytes = |policy: &lrmoe::replay::PolicyReport| policy.memory.peak_without_stash_bytes;
-    for (more, less) in [(fixed, chunked), (all, half), (half, quarter), (fixed, half)] {
+    for (more, less) in [
+        (fixed, chunked),
+        (all, half),
+        (half, quarter),
+        (fixed, half),
+    ] {
         let (a, b) = (bytes(more), bytes(less));
         if a <= b {
             return Err(format!("{} takes {a} bytes, {} {b}", more.name, less.name).into());
