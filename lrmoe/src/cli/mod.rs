@@ -6,8 +6,29 @@ mod replay;
 mod trace;
 mod train;
 
+use std::path::PathBuf;
+
 use clap::Subcommand;
 use lrmoe::error::Error;
+use lrmoe::trace::{TraceError, check_output};
+
+/// Checks before long work that its outputs can be written, and that no two of them and no input are one file.
+fn check_outputs<const N: usize>(
+    inputs: &[PathBuf],
+    outputs: [&Option<PathBuf>; N],
+    overwrite: bool,
+) -> Result<(), Error> {
+    let resolved = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    let mut taken: Vec<PathBuf> = inputs.iter().map(resolved).collect();
+    for path in outputs.into_iter().flatten() {
+        if taken.contains(&resolved(path)) {
+            return Err(TraceError::Taken(path.clone()).into());
+        }
+        check_output(path, overwrite)?;
+        taken.push(resolved(path));
+    }
+    Ok(())
+}
 
 #[derive(Subcommand)]
 pub(crate) enum Command {

@@ -60,10 +60,15 @@ pub(crate) struct Plan {
     /// Write the plan to FILE
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Replace FILE if it exists
+    #[arg(long)]
+    overwrite: bool,
 }
 
 impl Plan {
     pub(crate) fn run(self) -> Result<(), Error> {
+        let inputs = std::slice::from_ref(&self.loads);
+        super::check_outputs(inputs, [&self.json], self.overwrite)?;
         let loads = read_loads(&self.loads)?;
         let model = self.model.model()?;
         let top_k = model.top_k.ok_or(ReplayError::UnknownTopK)?;

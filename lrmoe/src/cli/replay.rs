@@ -100,10 +100,14 @@ pub(crate) struct Replay {
     /// Write a page with plots to FILE; it needs nothing else
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Replace outputs that exist
+    #[arg(long)]
+    overwrite: bool,
 }
 
 impl Replay {
     pub(crate) fn run(self) -> Result<(), Error> {
+        super::check_outputs(&self.traces, [&self.json, &self.html], self.overwrite)?;
         let mut source = Source::open(&self.traces)?;
         let model = self.model.model()?;
         let ranks = self.ranks.unwrap_or(source.header().ranks);

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use lrmoe::error::Error;
 use lrmoe::trace::synth::{self, SynthShape, Workload};
 use lrmoe::trace::{
-    Axes, ConvertOptions, Format, TraceReader, convert, inspect, refuse_existing, write_file,
+    Axes, ConvertOptions, Format, TraceReader, check_output, convert, inspect, write_file,
 };
 
 /// Convert, look at and make routing traces.
@@ -100,9 +100,7 @@ struct Convert {
 
 impl Convert {
     fn run(self) -> Result<(), Error> {
-        if !self.overwrite {
-            refuse_existing(&self.out)?;
-        }
+        check_output(&self.out, self.overwrite)?;
         let options = ConvertOptions {
             from: self.from,
             pairs: self.pairs,
@@ -138,11 +136,16 @@ struct Inspect {
     /// Write every figure as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Replace pictures and JSON that exist
+    #[arg(long)]
+    overwrite: bool,
 }
 
 impl Inspect {
     fn run(self) -> Result<(), Error> {
         let mut reader = TraceReader::open(&self.file)?;
+        let inputs = std::slice::from_ref(&self.file);
+        super::check_outputs(inputs, [&self.json, &self.heatmap], self.overwrite)?;
         let bar = bar("step {bar:30} {pos}/{len} {eta}");
         let (inspection, heat_map) = inspect(&mut reader, self.layer, &bar)?;
         bar.finish_and_clear();
@@ -217,9 +220,7 @@ struct Synth {
 
 impl Synth {
     fn run(self) -> Result<(), Error> {
-        if !self.overwrite {
-            refuse_existing(&self.out)?;
-        }
+        check_output(&self.out, self.overwrite)?;
         let shape = SynthShape {
             layers: self.layers,
             ranks: self.ranks,

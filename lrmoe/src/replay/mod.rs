@@ -74,7 +74,15 @@ pub fn replay(
     let top_k = top_k.ok_or(ReplayError::UnknownTopK)?;
     let by = multiples(source, settings)?;
     let trace = source.header().clone();
-    let topology = Topology::new(trace.ranks * by.ranks, settings.cluster.ranks_per_node)?;
+    let ranks = trace.ranks * by.ranks;
+    if ranks > MOST_RANKS {
+        return Err(ReplayError::OutOfRange {
+            name: "ranks",
+            value: ranks.to_string(),
+            range: format!("1 to {MOST_RANKS}"),
+        });
+    }
+    let topology = Topology::new(ranks, settings.cluster.ranks_per_node)?;
     let history = history(source, settings, top_k, by)?;
     let first = source.number(0);
     let contest = |contender: &Contender| {
@@ -107,7 +115,12 @@ pub fn replay(
         }
         let replayed = contests.par_iter_mut();
         let counts = index >= settings.warmup;
-        replayed.try_for_each(|contest| contest.step(&step, gates.view(), counts))?;
+        replayed.try_for_each(|contest| {
+            if stop.load(Ordering::Relaxed) {
+                return Err(ReplayError::Interrupted { done: index, steps });
+            }
+            contest.step(&step, gates.view(), counts)
+        })?;
         done(index + 1, steps);
     }
     Ok(Report {
@@ -115,6 +128,9 @@ pub fn replay(
         policies: contests.into_iter().map(Contest::report).collect(),
     })
 }
+
+/// Ranks at most: traffic is counted from every rank to every rank.
+const MOST_RANKS: usize = 4096;
 
 /// By how much the trace is multiplied.
 fn multiples(source: &Source, settings: &Settings) -> Result<Multiples, ReplayError> {

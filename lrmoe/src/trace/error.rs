@@ -18,6 +18,12 @@ pub enum TraceError {
     /// A file that exists already and was not to be replaced.
     #[error("{} already exists; replace it with --overwrite or choose another name", .0.display())]
     Exists(PathBuf),
+    /// An output that is an input or another output too.
+    #[error("{} is read or written here already; choose another name", .0.display())]
+    Taken(PathBuf),
+    /// Something that is no regular file where one is to be written.
+    #[error("{} cannot be written: it is not a regular file", .0.display())]
+    NotAFile(PathBuf),
     /// A file whose contents are not what a trace holds.
     #[error(transparent)]
     Invalid(Box<Invalid>),

@@ -114,6 +114,9 @@ pub fn inspect(
     let mut before = Array2::zeros((header.layers, header.experts));
     let mut pairs = 0;
     progress.set_length(header.steps as u64);
+    for index in 0..header.recorded.len() {
+        reader.pairs(index)?;
+    }
     for step in 0..header.steps {
         let loads = reader
             .step(step)?

@@ -312,15 +312,26 @@ fn json(value: &impl serde::Serialize) -> Value {
     serde_json::to_value(value).expect("strings and numbers")
 }
 
-/// Refuses a file that would be replaced.
+/// Checks before long work that a file can be written afterwards.
 ///
 /// # Errors
-/// `TraceError::Exists`.
-pub fn refuse_existing(path: &Path) -> Result<(), TraceError> {
-    if path.exists() {
-        return Err(TraceError::Exists(path.into()));
+/// `TraceError::Exists` for a file that would be replaced, but for `overwrite`; `TraceError::NotAFile` for what is no regular file;
+/// `TraceError::Io` if there is no folder for it.
+pub fn check_output(path: &Path, overwrite: bool) -> Result<(), TraceError> {
+    let folder = folder_of(path);
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => Err(TraceError::NotAFile(path.into())),
+        Ok(_) if !overwrite => Err(TraceError::Exists(path.into())),
+        Ok(_) => Ok(()),
+        Err(_) => match std::fs::metadata(folder) {
+            Ok(found) if !found.is_dir() => Err(TraceError::NotAFile(path.into())),
+            Ok(_) => Ok(()),
+            Err(source) => Err(TraceError::Io {
+                path: folder.into(),
+                source,
+            }),
+        },
     }
-    Ok(())
 }
 
 /// Writes a whole file under a temporary name and renames it.

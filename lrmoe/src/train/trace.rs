@@ -11,7 +11,7 @@ use super::checkpoint::folder_of;
 use crate::config::TrainConfig;
 use crate::error::Error;
 use crate::policy::Policy;
-use crate::trace::{PairRecord, TraceSettings, TraceWriter, refuse_existing};
+use crate::trace::{PairRecord, TraceSettings, TraceWriter, check_output};
 
 /// Tokens of each rank in a step.
 fn tokens_per_rank(config: &TrainConfig) -> usize {
@@ -115,11 +115,9 @@ impl TraceLog {
         let Some(path) = &config.record_trace else {
             return Ok(Self { writer: None });
         };
-        if !config.overwrite {
-            refuse_existing(path)?;
-        }
         let folder = folder_of(path);
         std::fs::create_dir_all(folder).map_err(Error::io(folder))?;
+        check_output(path, config.overwrite)?;
         let writer = TraceWriter::create(path, settings(config, done))?;
         Ok(Self {
             writer: Some(writer),

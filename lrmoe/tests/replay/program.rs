@@ -228,6 +228,59 @@ fn bad_replays_are_refused() {
 }
 
 #[test]
+fn outputs_are_checked_before_anything_is_done() {
+    let folder = Folder::new();
+    std::fs::write(folder.path("mine.json"), "mine").expect("a file");
+    std::fs::write(folder.path("loads.csv"), "1,2\n3,4\n").expect("a file");
+    std::fs::create_dir(folder.path("folder")).expect("a folder");
+    let before = std::fs::read(folder.path("zipf.safetensors")).expect("the trace");
+    let replay = "replay zipf.safetensors --preset tiny";
+    let plan = "plan loads.csv --preset tiny";
+    let cases = [
+        (replay, "--json mine.json", "already exists"),
+        (replay, "--html folder --overwrite", "not a regular file"),
+        (replay, "--json none/out.json", "none: No such file"),
+        (replay, "--json a --html a", "read or written here already"),
+        (replay, "--ranks 8192", "ranks 8192 is out of range"),
+        (plan, "--json mine.json", "already exists"),
+        (
+            plan,
+            "--json loads.csv --overwrite",
+            "read or written here already",
+        ),
+        (
+            "trace inspect zipf.safetensors",
+            "--json mine.json",
+            "already exists",
+        ),
+        (
+            "trace inspect zipf.safetensors",
+            "--heatmap zipf.safetensors --overwrite",
+            "read or written here already",
+        ),
+        (
+            replay,
+            "--json ./zipf.safetensors --overwrite",
+            "read or written here already",
+        ),
+    ];
+    for (command, options, message) in cases {
+        let words = command.split_whitespace().chain(options.split_whitespace());
+        folder.refuses(&words.collect::<Vec<_>>(), message);
+    }
+    let after = std::fs::read(folder.path("zipf.safetensors")).expect("the trace");
+    assert!(before == after, "the trace has changed");
+    assert_eq!(
+        std::fs::read_to_string(folder.path("mine.json")).expect("a file"),
+        "mine"
+    );
+    let words = format!("{replay} --json mine.json --overwrite");
+    let output = folder.run(&words.split_whitespace().collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    folder.json("mine.json");
+}
+
+#[test]
 fn a_plan_explains_itself() {
     let folder = Folder::new();
     std::fs::write(folder.path("loads.csv"), "60, 10, 10\n50, 20, 10\n").expect("a file");
