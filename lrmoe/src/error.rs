@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::model::ModelError;
+use crate::replay::ReplayError;
 
 /// What can go wrong in a layer, a run or a tool.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +44,7 @@ pub enum Error {
     Trace(#[from] crate::trace::TraceError),
     /// From a replay.
     #[error(transparent)]
-    Replay(#[from] crate::replay::ReplayError),
+    Replay(Box<ReplayError>),
     /// A per-rank setting of another length than the number of ranks.
     #[error("{what} has {len} entries for {ranks} ranks")]
     PerRank {
@@ -190,7 +191,7 @@ impl Error {
     /// How a program should end with it: 130 after an interruption, as a shell reports one, else 2.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Replay(crate::replay::ReplayError::Interrupted { .. }) => 130,
+            Self::Replay(error) if matches!(**error, ReplayError::Interrupted { .. }) => 130,
             _ => 2,
         }
     }
@@ -220,6 +221,12 @@ impl Error {
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }
+    }
+}
+
+impl From<ReplayError> for Error {
+    fn from(error: ReplayError) -> Self {
+        Self::Replay(Box::new(error))
     }
 }
 
