@@ -1,6 +1,6 @@
 //! What local quotas lose against global ones on a routing trace.
 //!
-//! `LRMOE_TRACE` is the path of a safetensors file of pairs: `expert` u8, `gate_weight`, `norm_h` f32 `[steps, layers, tokens, k]` and
+//! `LRMOE_TRACE` is the path of a safetensors file of pairs, or of a folder with `*-pairs.safetensors` in it: `expert` u8, `gate_weight`, `norm_h` f32 `[steps, layers, tokens, k]` and
 //! `norm_dy` f32 `[steps, layers, tokens]`. Without it the trial shows as ignored.
 
 use std::ffi::OsString;
@@ -21,12 +21,23 @@ const RETENTION: [f64; 3] = [0.5, 0.25, 0.1];
 
 fn main() {
     let arguments = Arguments::from_args();
-    let file = std::env::var_os("LRMOE_TRACE");
+    let file = std::env::var_os("LRMOE_TRACE").and_then(pairs_file);
     let absent = file.is_none();
     let trial = Trial::test("trace::local_quotas_lose_little", move || {
         loss(&file.unwrap_or_default()).map_err(|error| Failed::from(error.to_string()))
     });
     libtest_mimic::run(&arguments, vec![trial.with_ignored_flag(absent)]).exit();
+}
+
+/// The file itself, or the first file of pairs in a folder.
+fn pairs_file(path: OsString) -> Option<OsString> {
+    let Ok(folder) = std::fs::read_dir(&path) else {
+        return Some(path);
+    };
+    let files = folder.flatten().map(|entry| entry.path().into_os_string());
+    files
+        .filter(|file| file.to_string_lossy().ends_with("-pairs.safetensors"))
+        .min()
 }
 
 /// The pairs of one layer in one step, over all ranks.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::model::ModelError;
+use crate::replay::ReplayError;
 
 /// What can go wrong in a layer, a run or a tool.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +44,7 @@ pub enum Error {
     Trace(#[from] crate::trace::TraceError),
     /// From a replay.
     #[error(transparent)]
-    Replay(Box<crate::replay::ReplayError>),
+    Replay(Box<ReplayError>),
     /// A per-rank setting of another length than the number of ranks.
     #[error("{what} has {len} entries for {ranks} ranks")]
     PerRank {
@@ -189,11 +190,8 @@ pub enum Error {
 impl Error {
     /// How a program should end with it: 130 after an interruption, as a shell reports one, else 2.
     pub fn exit_code(&self) -> u8 {
-        let interrupted = |error: &crate::replay::ReplayError| {
-            matches!(error, crate::replay::ReplayError::Interrupted { .. })
-        };
         match self {
-            Self::Replay(error) if interrupted(error) => 130,
+            Self::Replay(error) if matches!(**error, ReplayError::Interrupted { .. }) => 130,
             _ => 2,
         }
     }
@@ -226,6 +224,12 @@ impl Error {
     }
 }
 
+impl From<ReplayError> for Error {
+    fn from(error: ReplayError) -> Self {
+        Self::Replay(Box::new(error))
+    }
+}
+
 /// A layer's own error comes out as it went in.
 impl From<ModelError> for Error {
     fn from(error: ModelError) -> Self {
@@ -236,12 +240,6 @@ impl From<ModelError> for Error {
             },
             other => Self::Model(other),
         }
-    }
-}
-
-impl From<crate::replay::ReplayError> for Error {
-    fn from(error: crate::replay::ReplayError) -> Self {
-        Self::Replay(Box::new(error))
     }
 }
 

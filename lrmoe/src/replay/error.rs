@@ -208,7 +208,7 @@ pub enum ReplayError {
     },
     /// From a trace.
     #[error(transparent)]
-    Trace(#[from] TraceError),
+    Trace(Box<TraceError>),
     /// From placement, memory or cost, before the first step.
     #[error(transparent)]
     Plan(#[from] lrmoe_plan::Error),
@@ -228,4 +228,10 @@ pub enum ReplayError {
         /// Steps asked for.
         steps: usize,
     },
+}
+
+impl From<TraceError> for ReplayError {
+    fn from(error: TraceError) -> Self {
+        Self::Trace(Box::new(error))
+    }
 }
