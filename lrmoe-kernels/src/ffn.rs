@@ -1,5 +1,5 @@
 use lrmoe_metric::SquaredNorm;
-use ndarray::{ArrayRef, ArrayView2, ArrayView3, ArrayViewMut2, ArrayViewMut3, Dimension};
+use ndarray::{ArrayRef, ArrayView2, ArrayView3, ArrayViewMut2, ArrayViewMut3, Dimension, Ix2};
 
 use crate::{Activation, Error, Workspace, error::check_length};
 
@@ -16,16 +16,16 @@ pub struct FfnShape {
 
 /// Weights of a rank's instances, matrices as `[out, in]`, no bias, standard layout.
 #[derive(Clone, Copy, Debug)]
-pub struct Weights<'a> {
+pub struct Weights<'a, T = f32> {
     /// Gate projection `[instances, F, D]`; exactly with gated activations.
-    pub gate: Option<ArrayView3<'a, f32>>,
+    pub gate: Option<ArrayView3<'a, T>>,
     /// Up projection `[instances, F, D]`.
-    pub up: ArrayView3<'a, f32>,
+    pub up: ArrayView3<'a, T>,
     /// Down projection `[instances, D, F]`.
-    pub down: ArrayView3<'a, f32>,
+    pub down: ArrayView3<'a, T>,
 }
 
-/// Where the weight gradients go: shapes as in [`Weights`], standard layout, any content before.
+/// Where the weight gradients go: shapes as in [`Weights`], f32 whatever the weights are, standard layout, any content before.
 #[derive(Debug)]
 pub struct WeightGradients<'a> {
     /// Of the gate projection `[instances, F, D]`; exactly with gated activations.
@@ -38,11 +38,11 @@ pub struct WeightGradients<'a> {
 
 /// What the backward pass knows of each row; a row is one routed pair.
 #[derive(Clone, Copy, Debug)]
-pub struct BackwardRows<'a> {
+pub struct BackwardRows<'a, T = f32> {
     /// Input of the expert `[rows, D]`.
-    pub x: ArrayView2<'a, f32>,
+    pub x: ArrayView2<'a, T>,
     /// Gradient of the layer's output y `[rows, D]`, not multiplied by the gate weight.
-    pub dy: ArrayView2<'a, f32>,
+    pub dy: ArrayView2<'a, T>,
     /// Gate weight p `[rows]`.
     pub gate_weights: &'a [f32],
     /// Selection weight w `[rows]`: multiplies the row's term in the weight gradients, nothing else.
@@ -54,7 +54,7 @@ pub struct BackwardRows<'a> {
 /// Rows come grouped by instance: `offsets[i]..offsets[i + 1]` are the rows of instance i, any of them
 /// possibly none. What is computed for a row does not depend, to the bit, on the other rows, on its place among
 /// them, or on the number of threads.
-pub trait ExpertFfn {
+pub trait ExpertFfn<T = f32> {
     /// Writes the experts' outputs, without gate weights, to `out` `[rows, D]`, and the squared norm of
     /// the down projection's input of each row to `h_norms` `[rows]` where asked for.
     ///
@@ -68,11 +68,11 @@ pub trait ExpertFfn {
     fn forward(
         &self,
         shape: &FfnShape,
-        weights: &Weights<'_>,
+        weights: &Weights<'_, T>,
         offsets: &[usize],
-        x: ArrayView2<'_, f32>,
+        x: ArrayView2<'_, T>,
         workspace: &mut Workspace,
-        out: ArrayViewMut2<'_, f32>,
+        out: ArrayViewMut2<'_, T>,
         h_norms: Option<&mut [SquaredNorm]>,
     ) -> Result<(), Error>;
 
@@ -93,11 +93,61 @@ pub trait ExpertFfn {
     fn backward(
         &self,
         shape: &FfnShape,
-        weights: &Weights<'_>,
+        weights: &Weights<'_, T>,
         offsets: &[usize],
-        rows: &BackwardRows<'_>,
+        rows: &BackwardRows<'_, T>,
         workspace: &mut Workspace,
-        dx: ArrayViewMut2<'_, f32>,
+        dx: ArrayViewMut2<'_, T>,
+        dp: &mut [f32],
+        gradients: &mut WeightGradients<'_>,
+    ) -> Result<(), Error>;
+}
+
+/// The same with the pre-activations kept from the forward pass: memory for two or one of the backward pass's eight or seven products of
+/// a row.
+///
+/// The stash is `[rows, 2 F]`, gate before up, or `[rows, F]` for plain activations; its rows may be gathered and dropped with those of x.
+pub trait StashFfn<T = f32>: ExpertFfn<T> {
+    /// [`ExpertFfn::forward`], which also writes the pre-activations to `stash`.
+    ///
+    /// # Errors
+    ///
+    /// Sizes, shapes, layouts or offsets that do not fit together.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "inputs and outputs keep their own lifetimes"
+    )]
+    fn forward_stash(
+        &self,
+        shape: &FfnShape,
+        weights: &Weights<'_, T>,
+        offsets: &[usize],
+        x: ArrayView2<'_, T>,
+        workspace: &mut Workspace,
+        out: ArrayViewMut2<'_, T>,
+        h_norms: Option<&mut [SquaredNorm]>,
+        stash: ArrayViewMut2<'_, T>,
+    ) -> Result<(), Error>;
+
+    /// [`ExpertFfn::backward`], which takes the pre-activations from `stash`: to the bit the same for f32, and for bf16 as far as storing them
+    /// rounds.
+    ///
+    /// # Errors
+    ///
+    /// Sizes, shapes, layouts or offsets that do not fit together.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "inputs and outputs keep their own lifetimes"
+    )]
+    fn backward_stash(
+        &self,
+        shape: &FfnShape,
+        weights: &Weights<'_, T>,
+        offsets: &[usize],
+        rows: &BackwardRows<'_, T>,
+        stash: ArrayView2<'_, T>,
+        workspace: &mut Workspace,
+        dx: ArrayViewMut2<'_, T>,
         dp: &mut [f32],
         gradients: &mut WeightGradients<'_>,
     ) -> Result<(), Error>;
@@ -105,20 +155,20 @@ pub trait ExpertFfn {
 
 /// Weights, sizes and offsets that were found to fit together.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Experts<'a> {
+pub(crate) struct Experts<'a, T = f32> {
     pub(crate) shape: FfnShape,
-    gate: Option<&'a [f32]>,
-    up: &'a [f32],
-    down: &'a [f32],
+    gate: Option<&'a [T]>,
+    up: &'a [T],
+    down: &'a [T],
     offsets: &'a [usize],
 }
 
-impl<'a> Experts<'a> {
+impl<'a, T: Copy> Experts<'a, T> {
     pub(crate) fn new(
         shape: &FfnShape,
-        weights: &'a Weights<'_>,
+        weights: &'a Weights<'_, T>,
         offsets: &'a [usize],
-        x: &ArrayView2<'_, f32>,
+        x: &ArrayView2<'_, T>,
     ) -> Result<Self, Error> {
         let FfnShape {
             width,
@@ -147,25 +197,23 @@ impl<'a> Experts<'a> {
     }
 
     /// `[F, D]`.
-    pub(crate) fn gate(&self, instance: usize) -> Option<ArrayView2<'a, f32>> {
-        self.gate
-            .map(|gate| self.matrix(gate, instance, self.shape.hidden))
+    pub(crate) fn gate(&self, instance: usize) -> Option<&'a [T]> {
+        self.gate.map(|gate| self.matrix(gate, instance))
     }
 
     /// `[F, D]`.
-    pub(crate) fn up(&self, instance: usize) -> ArrayView2<'a, f32> {
-        self.matrix(self.up, instance, self.shape.hidden)
+    pub(crate) fn up(&self, instance: usize) -> &'a [T] {
+        self.matrix(self.up, instance)
     }
 
     /// `[D, F]`.
-    pub(crate) fn down(&self, instance: usize) -> ArrayView2<'a, f32> {
-        self.matrix(self.down, instance, self.shape.width)
+    pub(crate) fn down(&self, instance: usize) -> &'a [T] {
+        self.matrix(self.down, instance)
     }
 
-    fn matrix(&self, all: &'a [f32], instance: usize, outputs: usize) -> ArrayView2<'a, f32> {
+    fn matrix(&self, all: &'a [T], instance: usize) -> &'a [T] {
         let length = self.shape.width * self.shape.hidden;
-        let one = &all[instance * length..][..length];
-        ArrayView2::from_shape((outputs, length / outputs), one).expect("checked shape")
+        &all[instance * length..][..length]
     }
 
     pub(crate) fn instances(&self) -> usize {
@@ -183,7 +231,7 @@ impl<'a> Experts<'a> {
 
     pub(crate) fn check_forward(
         &self,
-        out: &ArrayViewMut2<'_, f32>,
+        out: &ArrayViewMut2<'_, T>,
         h_norms: Option<&[SquaredNorm]>,
     ) -> Result<(), Error> {
         let rows = self.rows();
@@ -193,8 +241,8 @@ impl<'a> Experts<'a> {
 
     pub(crate) fn check_backward(
         &self,
-        inputs: &BackwardRows<'_>,
-        dx: &ArrayViewMut2<'_, f32>,
+        inputs: &BackwardRows<'_, T>,
+        dx: &ArrayViewMut2<'_, T>,
         dp: &[f32],
         gradients: &WeightGradients<'_>,
     ) -> Result<(), Error> {
@@ -222,17 +270,22 @@ impl<'a> Experts<'a> {
         })
     }
 
-    fn rows(&self) -> usize {
+    pub(crate) fn check_stash(&self, stash: &ArrayRef<T, Ix2>) -> Result<(), Error> {
+        let features = self.pre_activations() * self.shape.hidden;
+        checked("stash", stash, &[self.rows(), features]).map(drop)
+    }
+
+    pub(crate) fn rows(&self) -> usize {
         self.offsets[self.instances()]
     }
 }
 
 /// The elements of an array of this shape in standard layout.
-fn checked<'a, D: Dimension>(
+fn checked<'a, T, D: Dimension>(
     what: &'static str,
-    array: &'a ArrayRef<f32, D>,
+    array: &'a ArrayRef<T, D>,
     expected: &[usize],
-) -> Result<&'a [f32], Error> {
+) -> Result<&'a [T], Error> {
     let shape = || array.shape().to_vec();
     if array.shape() != expected {
         return Err(Error::Shape {

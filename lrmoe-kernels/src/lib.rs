@@ -24,13 +24,20 @@
 //! dW_down = sum w p dy h^T     dW_gate = sum w dgate x^T     dW_up = sum w dup x^T
 //! ```
 //!
-//! All arrays are f32 in standard layout; anything else is an [`Error`]. What is computed for a row (y, the norm of h, dx, dp)
+//! [`StashFfn`] keeps the projections of x from forward instead, and saves their recomputation.
+//!
+//! Arrays are in standard layout; anything else is an [`Error`]. Weights, x, y, dy, dx and the stash are [`f32`] or [`bf16`](half::bf16), all
+//! alike: what mixed precision training stores. Sums are f32 in both, and so are weight gradients, which an optimizer adds
+//! to f32 master weights, p, w, dp and norms. With bf16, h and its gradients are rounded where they enter a product, and the
+//! norm is that of the rounded h.
+//!
+//! What is computed for a row (y, the norm of h, dx, dp)
 //! does not depend, to the bit, on the group's other rows, on its place, or on the number of threads; weight
 //! gradients are sums in row order and do not depend on the number of threads. So equal rows tie exactly in a later
-//! selection, and a pass in chunks equals one in a piece.
+//! selection, and a pass in chunks equals one in a piece. Bits may differ between machines of different instruction sets.
 //!
-//! The backend of this trait is [`Cpu`]: tiles of 64 rows over the ambient rayon pool, each product a single-threaded
-//! [`gemm`](https://docs.rs/gemm).
+//! The backend of these traits is [`Cpu`]: tiles of up to 256 rows over the ambient rayon pool, on kernels for AVX-512 (for bf16 with AVX-512-BF16 or AMX,
+//! where the machine has them), AVX2 with FMA, or plain loops, chosen at run time.
 //!
 //! **In a backend's own memory.** A layer whose rows stay on a device between stages uses the traits over [`Memory`], whose buffers every
 //! backend defines for itself (`Vec` for [`Cpu`]); the host sees rows only where it [reads](Memory::read) them:
@@ -74,10 +81,11 @@ pub mod wgpu;
 
 pub use activation::Activation;
 pub use compact::{CompactRows, PairRows, RowIndex};
-pub use cpu::{Cpu, Workspace};
+pub use cpu::{Cpu, FfnElement, Workspace};
 pub use error::Error;
 pub use experts::{ComputeExperts, ExpertBuffers, RowBuffers};
-pub use ffn::{BackwardRows, ExpertFfn, FfnShape, WeightGradients, Weights};
+pub use ffn::{BackwardRows, ExpertFfn, FfnShape, StashFfn, WeightGradients, Weights};
+pub use half;
 pub use lrmoe_compact;
 pub use lrmoe_metric::{self, SquaredNorm};
 pub use memory::{Element, Memory};

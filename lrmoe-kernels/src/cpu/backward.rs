@@ -1,172 +1,397 @@
-use std::ops::Range;
+use std::{array, ops::Range};
 
-use ndarray::ArrayViewMut2;
+use ndarray::{ArrayView2, ArrayViewMut2};
 
 use super::{
     Workspace,
+    element::Storage,
     forward::project,
-    gemm::multiply,
-    tile::{
-        ROWS, instance_lanes, lanes, matrix, matrix_mut, share, take, tiles, to_columns, to_rows,
-        widest,
-    },
-    wgrad::{Kept, write_gradients},
+    isa::{Isa, vectorised},
+    kernel::LANES,
+    pack::{columns_to_rows, padded, rows_to_columns, rows_to_panels, words},
+    product::{Left, PACKED_WORDS, Right, Target, output_blocks, rows_times_weights},
+    tile::{Columns, FEATURES, ROWS, UNIT, blocks, cut, share, take, tile_rows, tiles},
+    wgrad::{self, Kept, write_gradients},
 };
 use crate::{Activation, BackwardRows, WeightGradients, ffn::Experts};
 
-pub(super) fn backward(
-    experts: &Experts<'_>,
-    inputs: &BackwardRows<'_>,
+/// What the backward pass writes for each row.
+#[derive(Debug)]
+pub(super) struct Outputs<'a, T> {
+    /// `[rows, D]`.
+    pub(super) dx: ArrayViewMut2<'a, T>,
+    /// `[rows]`.
+    pub(super) dp: &'a mut [f32],
+}
+
+pub(super) fn backward<T: Storage>(
+    experts: &Experts<'_, T>,
+    inputs: &BackwardRows<'_, T>,
+    stash: Option<ArrayView2<'_, T>>,
     workspace: &mut Workspace,
-    dx: ArrayViewMut2<'_, f32>,
-    dp: &mut [f32],
+    outputs: Outputs<'_, T>,
     gradients: &mut WeightGradients<'_>,
 ) {
-    let shape = experts.shape;
+    let (width, hidden_width) = (experts.shape.width, experts.shape.hidden);
+    let isa = Isa::detect().for_sizes(width, hidden_width);
+    let of_pre = experts.pre_activations() * hidden_width;
     let x = inputs.x.to_slice().expect("checked layout");
     let dy = inputs.dy.to_slice().expect("checked layout");
-    let mut dx = dx.into_slice().expect("checked layout");
-    let mut dp = dp;
-    let lanes_in_all: usize = (0..experts.instances())
-        .map(|i| instance_lanes(experts, i))
-        .sum();
-    let (scratch, pre, hidden) = workspace.for_backward(
-        (2 * shape.width + shape.hidden) * widest(experts),
-        experts.pre_activations() * shape.hidden * lanes_in_all,
-        shape.hidden * dp.len(),
+    let stash = stash.map(|stash| stash.to_slice().expect("checked layout"));
+    let mut dx = outputs.dx.into_slice().expect("checked layout");
+    let mut dp = outputs.dp;
+    let height = tile_rows(experts);
+    let (scratch, pre, hidden) = workspace.for_backward::<T>(
+        Scratch::words(experts, height).max(wgrad::scratch_words::<T>()),
+        of_pre * kept_rows(experts, experts.instances()),
+        hidden_width * dp.len(),
     );
 
     let (mut pre_left, mut hidden_left) = (&mut *pre, &mut *hidden);
-    let tiles = tiles(experts).map(|(instance, rows)| {
-        let of_lanes = experts.pre_activations() * shape.hidden * lanes(rows.len());
-        let of_rows = |features: usize| ..rows.len() * features;
-        Tile {
-            dx: dx
-                .split_off_mut(of_rows(shape.width))
-                .expect("a row for each of x"),
-            dp: dp
-                .split_off_mut(of_rows(1))
-                .expect("a value for each row of x"),
-            pre: pre_left
-                .split_off_mut(..of_lanes)
-                .expect("lanes of all tiles"),
-            hidden: hidden_left
-                .split_off_mut(of_rows(shape.hidden))
-                .expect("a row for each of x"),
-            instance,
-            rows,
-        }
+    let tiles = tiles(experts, height).map(|(instance, rows)| Tile {
+        dx: split(&mut dx, rows.len() * width),
+        dp: split(&mut dp, rows.len()),
+        pre: split(&mut pre_left, of_pre * rows.len().next_multiple_of(UNIT)),
+        hidden: split(&mut hidden_left, rows.len() * hidden_width),
+        stash: stash.map(|stash| &stash[rows.start * of_pre..rows.end * of_pre]),
+        x: &x[rows.start * width..rows.end * width],
+        dy: &dy[rows.start * width..rows.end * width],
+        gate_weights: &inputs.gate_weights[rows.clone()],
+        weights: &inputs.weights[rows],
+        instance,
     });
     share(scratch, tiles, |scratch, tile| {
-        backward_tile(experts, inputs, (x, dy), tile, scratch);
+        let scratch = Scratch::cut(scratch.words(), experts, height);
+        backward_tile(isa, experts, tile, scratch);
     });
-    write_gradients(experts, &Kept { x, dy, pre, hidden }, gradients);
+    let kept = Kept {
+        x,
+        dy,
+        pre,
+        hidden,
+        height,
+    };
+    write_gradients(isa, experts, &kept, scratch, gradients);
 }
 
-struct Tile<'a> {
+/// Rows of the first instances, each instance's padded to whole units.
+pub(super) fn kept_rows<T: Storage>(experts: &Experts<'_, T>, instances: usize) -> usize {
+    let rows = (0..instances).map(|i| experts.rows_of(i).len().next_multiple_of(UNIT));
+    rows.sum()
+}
+
+fn split<'a, T>(values: &mut &'a mut [T], length: usize) -> &'a mut [T] {
+    values
+        .split_off_mut(..length)
+        .expect("values for each row of x")
+}
+
+struct Tile<'a, T> {
     instance: usize,
-    rows: Range<usize>,
-    dx: &'a mut [f32],
+    x: &'a [T],
+    dy: &'a [T],
+    gate_weights: &'a [f32],
+    weights: &'a [f32],
+    stash: Option<&'a [T]>,
+    dx: &'a mut [T],
     dp: &'a mut [f32],
-    pre: &'a mut [f32],
-    hidden: &'a mut [f32],
+    pre: &'a mut [T],
+    hidden: &'a mut [T],
 }
 
-fn backward_tile(
-    experts: &Experts<'_>,
-    inputs: &BackwardRows<'_>,
-    (x, dy): (&[f32], &[f32]),
-    tile: Tile<'_>,
-    mut scratch: &mut [f32],
-) {
-    let (width, hidden) = (experts.shape.width, experts.shape.hidden);
-    let lanes = lanes(tile.rows.len());
-    let of_tile = tile.rows.start * width..tile.rows.end * width;
-    let p = &inputs.gate_weights[tile.rows.clone()];
-    let w = &inputs.weights[tile.rows.clone()];
-    let wide = take(&mut scratch, width * lanes);
-    let dy_columns = take(&mut scratch, width * lanes);
-    let dh = take(&mut scratch, hidden * lanes);
-    let (gate, up) = tile.pre.split_at_mut(tile.pre.len() - hidden * lanes);
-
-    to_columns(&x[of_tile.clone()], width, wide);
-    project(experts, tile.instance, wide, gate, up);
-    to_columns(&dy[of_tile], width, dy_columns);
-    let down = experts.down(tile.instance);
-    multiply(
-        matrix_mut(dh, hidden),
-        down.t(),
-        matrix(dy_columns, width),
-        false,
-    );
-
-    differentiate(
-        experts.shape.activation,
-        p,
-        Columns { gate, up, dh },
-        tile.dp,
-    );
-    // dh now holds h.
-    to_rows(dh, hidden, tile.hidden);
-    for (row, (&p, &w)) in tile.hidden.chunks_exact_mut(hidden).zip(p.iter().zip(w)) {
-        let factor = w * p;
-        row.iter_mut().for_each(|h| *h *= factor);
-    }
-
-    let up_weights = experts.up(tile.instance);
-    multiply(
-        matrix_mut(wide, width),
-        up_weights.t(),
-        matrix(up, hidden),
-        false,
-    );
-    if let Some(gate_weights) = experts.gate(tile.instance) {
-        multiply(
-            matrix_mut(wide, width),
-            gate_weights.t(),
-            matrix(gate, hidden),
-            true,
-        );
-    }
-    to_rows(wide, width, tile.dx);
-    for column in tile.pre.chunks_exact_mut(lanes) {
-        column.iter_mut().zip(w).for_each(|(d, &w)| *d *= w);
-    }
-}
-
-/// Hidden columns of a tile, `[F, lanes]` each.
-struct Columns<'a> {
+/// Buffers of a thread, for tiles of a height.
+struct Scratch<'a> {
+    /// Pre-activations, later their gradients: columns `[F, height]`.
     gate: &'a mut [f32],
     up: &'a mut [f32],
-    dh: &'a mut [f32],
+    /// x in panels, then rows of dy, then rows of the pre-activations' gradients.
+    wide: &'a mut [u32],
+    /// Products of rows: `b` `[height, F]`, then dx in parts.
+    rows: &'a mut [f32],
+    /// A block of columns of b, and of h.
+    b: &'a mut [f32],
+    h: &'a mut [f32],
+    /// Packed weights.
+    packed: &'a mut [u32],
 }
 
-/// From the pre-activations and `dh` = W_down^T dy, in place: the gradients of the pre-activations with p, h in `dh`, and
-/// `dp` = <dh, h>, summed in f64 in ascending order of features.
-fn differentiate(activation: Activation, p: &[f32], columns: Columns<'_>, dp: &mut [f32]) {
-    let Columns { gate, up, dh } = columns;
-    let lanes = lanes(p.len());
-    let mut sums = [0.0_f64; ROWS];
-    for (feature, (up, dh)) in up
-        .chunks_exact_mut(lanes)
-        .zip(dh.chunks_exact_mut(lanes))
-        .enumerate()
-    {
-        let gate = gate
-            .get_mut(feature * lanes..(feature + 1) * lanes)
-            .unwrap_or_default();
-        for (lane, &p) in p.iter().enumerate() {
-            let before = gate.get(lane).copied().unwrap_or_default();
-            let b = dh[lane];
-            let d = activation.hidden_and_gradients(before, up[lane], p * b);
-            sums[lane] += f64::from(b) * f64::from(d.hidden);
-            if let Some(gate) = gate.get_mut(lane) {
-                *gate = d.gate;
-            }
-            (up[lane], dh[lane]) = (d.up, d.hidden);
+impl<'a> Scratch<'a> {
+    fn sizes<T: Storage>(experts: &Experts<'_, T>, height: usize) -> [usize; 7] {
+        let (width, hidden) = (experts.shape.width, experts.shape.hidden);
+        let wide = padded(words::<T>(width) * height)
+            .max(Left::<T>::words(height, width, 1))
+            .max(Left::<T>::words(height, hidden, experts.pre_activations()));
+        let outputs = output_blocks(width).map(|range| padded(range.len())).max();
+        let rows = height * padded(hidden).max(outputs.unwrap_or(0));
+        let block = FEATURES * LANES;
+        [
+            hidden * height,
+            hidden * height,
+            wide,
+            rows,
+            block,
+            block,
+            PACKED_WORDS,
+        ]
+    }
+
+    fn words<T: Storage>(experts: &Experts<'_, T>, height: usize) -> usize {
+        Self::sizes(experts, height).into_iter().map(padded).sum()
+    }
+
+    fn cut<T: Storage>(mut words: &'a mut [u32], experts: &Experts<'_, T>, height: usize) -> Self {
+        let [gate, up, wide, rows, b, h, packed] =
+            Self::sizes(experts, height).map(|length| take(&mut words, length));
+        let floats = bytemuck::cast_slice_mut;
+        Self {
+            gate: floats(gate),
+            up: floats(up),
+            wide,
+            rows: floats(rows),
+            b: floats(b),
+            h: floats(h),
+            packed,
         }
     }
-    for (dp, sum) in dp.iter_mut().zip(sums) {
+}
+
+fn backward_tile<T: Storage>(
+    isa: Isa,
+    experts: &Experts<'_, T>,
+    mut tile: Tile<'_, T>,
+    mut scratch: Scratch<'_>,
+) {
+    let (width, hidden) = (experts.shape.width, experts.shape.hidden);
+    let rows = tile.dp.len();
+    recompute(isa, experts, &tile, &mut scratch);
+
+    let mut dy = Left::<T>::take(scratch.wide, isa, rows, width, 1);
+    dy.copy(tile.dy, width);
+    let b = Target {
+        rows: scratch.rows,
+        stride: padded(hidden),
+    };
+    let down = experts.down(tile.instance);
+    for outputs in output_blocks(hidden) {
+        let to = Target {
+            rows: &mut b.rows[outputs.start..],
+            ..b
+        };
+        rows_times_weights(
+            isa,
+            &dy,
+            0,
+            Right {
+                weights: down,
+                width: hidden,
+                outputs,
+            },
+            scratch.packed,
+            to,
+            false,
+        );
+    }
+
+    let mut left = Left::<T>::take(scratch.wide, isa, rows, hidden, experts.pre_activations());
+    let mut sums = [0.0; ROWS];
+    for block in blocks(hidden, rows) {
+        let columns = Piece {
+            gate: &mut scratch.gate[block.place.clone()],
+            up: &mut scratch.up[block.place.clone()],
+            b: &mut scratch.b[..block.place.len()],
+            h: &mut scratch.h[..block.place.len()],
+        };
+        let from = &b.rows[block.panel.start * b.stride + block.features.start..];
+        let count = (rows - block.panel.start).min(block.panel.lanes);
+        rows_to_columns::<f32>(isa, from, b.stride, count, block.panel.lanes, columns.b);
+        differentiate(
+            isa, experts, &mut tile, &block, columns, &mut left, &mut sums,
+        );
+    }
+    for (dp, sum) in tile.dp.iter_mut().zip(sums) {
         *dp = sum as f32;
     }
+    input_gradients(isa, experts, &mut tile, &left, scratch.rows, scratch.packed);
+}
+
+/// Pre-activations, from x or as the forward pass left them.
+fn recompute<T: Storage>(
+    isa: Isa,
+    experts: &Experts<'_, T>,
+    tile: &Tile<'_, T>,
+    scratch: &mut Scratch<'_>,
+) {
+    let hidden = experts.shape.hidden;
+    let (rows, stride) = (tile.dp.len(), experts.pre_activations() * hidden);
+    let Some(stash) = tile.stash else {
+        rows_to_panels(isa, tile.x, experts.shape.width, scratch.wide);
+        for range in cut(0..hidden, FEATURES) {
+            let place = range.start * padded(rows)..range.end * padded(rows);
+            let to = (&mut scratch.gate[place.clone()], &mut scratch.up[place]);
+            project(
+                isa,
+                experts,
+                tile.instance,
+                range,
+                (scratch.wide, rows),
+                scratch.packed,
+                to,
+            );
+        }
+        return;
+    };
+    for Columns {
+        place,
+        features,
+        panel,
+    } in blocks(hidden, rows)
+    {
+        let stash = &stash[panel.start * stride..];
+        let count = (rows - panel.start).min(panel.lanes);
+        if stride > hidden {
+            let gate = &mut scratch.gate[place.clone()];
+            rows_to_columns(
+                isa,
+                &stash[features.start..],
+                stride,
+                count,
+                panel.lanes,
+                gate,
+            );
+        }
+        let up = &stash[stride - hidden + features.start..];
+        rows_to_columns(isa, up, stride, count, panel.lanes, &mut scratch.up[place]);
+    }
+}
+
+/// A block of columns `[features, lanes]`: pre-activations and b = W_down^T dy; room for h.
+struct Piece<'a> {
+    gate: &'a mut [f32],
+    up: &'a mut [f32],
+    b: &'a mut [f32],
+    h: &'a mut [f32],
+}
+
+/// From a block's pre-activations and b: their gradients with p as rows in `left`, and times w as columns in `tile.pre`;
+/// h times w p as rows; and into `sums` the rows' `<b, h>`, in f64 in ascending order of features.
+fn differentiate<T: Storage>(
+    isa: Isa,
+    experts: &Experts<'_, T>,
+    tile: &mut Tile<'_, T>,
+    block: &Columns,
+    columns: Piece<'_>,
+    left: &mut Left<'_, T>,
+    sums: &mut [f64; ROWS],
+) {
+    let Piece { gate, up, b, h } = columns;
+    let (hidden, activation) = (experts.shape.hidden, experts.shape.activation);
+    let (from, lanes, first) = (block.panel.start, block.panel.lanes, block.features.start);
+    let rows = tile.dp.len();
+    let count = (rows - from).min(lanes);
+    let lanes_of = |values: &[f32]| -> [f32; LANES] {
+        array::from_fn(|lane| values.get(from + lane).copied().unwrap_or(0.0))
+    };
+    let (p, w) = (lanes_of(tile.gate_weights), lanes_of(tile.weights));
+    hidden_gradients(
+        isa,
+        activation,
+        Piece { gate, up, b, h },
+        lanes,
+        &p,
+        &w,
+        &mut sums[from..],
+    );
+    columns_to_rows(
+        isa,
+        h,
+        lanes,
+        count,
+        &mut tile.hidden[from * hidden + first..],
+        hidden,
+    );
+    let gated = experts.pre_activations() > 1;
+    let matrices = [gated.then_some(gate), Some(up)];
+    for (part, columns) in matrices.into_iter().flatten().enumerate() {
+        let to = &mut left.rows[from * left.stride + part * left.part + first..];
+        columns_to_rows(isa, columns, lanes, count, to, left.stride);
+        let kept = rows.next_multiple_of(UNIT);
+        let pre = &mut tile.pre[(part * hidden + first) * kept..];
+        keep_columns(isa, columns, lanes, &w, pre, kept, from);
+    }
+}
+
+/// dx = W_gate^T dgate + W_up^T dup.
+fn input_gradients<T: Storage>(
+    isa: Isa,
+    experts: &Experts<'_, T>,
+    tile: &mut Tile<'_, T>,
+    left: &Left<'_, T>,
+    result: &mut [f32],
+    packed: &mut [u32],
+) {
+    let width = experts.shape.width;
+    for outputs in output_blocks(width) {
+        let stride = padded(outputs.len());
+        let matrices = [experts.gate(tile.instance), Some(experts.up(tile.instance))];
+        for (part, weights) in matrices.into_iter().flatten().enumerate() {
+            let right = Right {
+                weights,
+                width,
+                outputs: outputs.clone(),
+            };
+            let to = Target {
+                rows: result,
+                stride,
+            };
+            rows_times_weights(isa, left, part * left.part, right, packed, to, part > 0);
+        }
+        narrow_rows(isa, result, stride, tile.dx, width, outputs);
+    }
+}
+
+vectorised! {
+/// From pre-activations and b = W_down^T dy: gradients of the pre-activations with p in their place; h times w p; and the rows' `<b, h>` added to
+/// `sums`, in f64 in ascending order of features.
+fn hidden_gradients(
+    activation: Activation,
+    columns: Piece<'_>,
+    lanes: usize,
+    p: &[f32; LANES],
+    w: &[f32; LANES],
+    sums: &mut [f64],
+) {
+    let Piece { gate, up, b, h } = columns;
+    for (h, b) in h.chunks_exact_mut(lanes).zip(b.chunks_exact(lanes)) {
+        for ((h, b), p) in h.iter_mut().zip(b).zip(p) {
+            *h = b * p;
+        }
+    }
+    activation.differentiate(gate, up, h);
+    for (h, b) in h.chunks_exact_mut(lanes).zip(b.chunks_exact(lanes)) {
+        for ((((h, b), p), w), sum) in h.iter_mut().zip(b).zip(p).zip(w).zip(&mut *sums) {
+            *sum += f64::from(*b) * f64::from(*h);
+            *h *= w * p;
+        }
+    }
+}
+
+/// Columns times w to columns of tiles `[features, height]`, from `first` on, zero to the end.
+fn keep_columns<T: Storage>(columns: &[f32], lanes: usize, w: &[f32; LANES], to: &mut [T], height: usize, first: usize) {
+    for (column, to) in columns.chunks_exact(lanes).zip(to.chunks_exact_mut(height)) {
+        let (to, rest) = to[first..].split_at_mut(lanes);
+        for ((to, d), w) in to.iter_mut().zip(column).zip(w) {
+            *to = T::narrowed(d * w);
+        }
+        rest.fill(T::default());
+    }
+}
+
+/// Rows `stride` apart to the columns `outputs` of rows of `width`.
+fn narrow_rows<T: Storage>(rows: &[f32], stride: usize, to: &mut [T], width: usize, outputs: Range<usize>) {
+    for (from, to) in rows.chunks_exact(stride).zip(to.chunks_exact_mut(width)) {
+        for (to, &from) in to[outputs.start..outputs.end].iter_mut().zip(from) {
+            *to = T::narrowed(from);
+        }
+    }
+}
 }

@@ -1,104 +1,217 @@
+use std::ops::Range;
+
 use lrmoe_metric::SquaredNorm;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
 use super::{
     Workspace,
-    gemm::multiply,
-    tile::{lanes, matrix, matrix_mut, share, take, tiles, to_columns, to_rows, widest},
+    element::Storage,
+    isa::{Isa, vectorised},
+    pack::{columns_to_rows, padded, rows_to_panels, words},
+    product::{PACKED_WORDS, Right, weights_times_columns},
+    tile::{FEATURES, blocks, cut, share, take, tile_rows, tiles},
 };
 use crate::{Activation, ffn::Experts};
 
-pub(super) fn forward(
-    experts: &Experts<'_>,
-    x: ArrayView2<'_, f32>,
+/// What the forward pass writes.
+#[derive(Debug)]
+pub(super) struct Outputs<'a, T> {
+    /// `[rows, D]`.
+    pub(super) out: ArrayViewMut2<'a, T>,
+    /// `[rows]`, where asked for.
+    pub(super) h_norms: Option<&'a mut [SquaredNorm]>,
+    /// Pre-activations `[rows, 2 F]` or `[rows, F]`, where asked for.
+    pub(super) stash: Option<ArrayViewMut2<'a, T>>,
+}
+
+pub(super) fn forward<T: Storage>(
+    experts: &Experts<'_, T>,
+    x: ArrayView2<'_, T>,
     workspace: &mut Workspace,
-    out: ArrayViewMut2<'_, f32>,
-    h_norms: Option<&mut [SquaredNorm]>,
+    outputs: Outputs<'_, T>,
 ) {
-    let width = experts.shape.width;
+    let (width, hidden) = (experts.shape.width, experts.shape.hidden);
+    let isa = Isa::detect().for_sizes(width, hidden);
     let x = x.to_slice().expect("checked layout");
-    let mut out = out.into_slice().expect("checked layout");
-    let mut h_norms = h_norms.unwrap_or_default();
-    let with_norms = !h_norms.is_empty();
-    let tiles = tiles(experts).map(|(instance, rows)| Tile {
+    let mut out = outputs.out.into_slice().expect("checked layout");
+    let mut h_norms = outputs.h_norms;
+    let mut stash = outputs
+        .stash
+        .map(|stash| stash.into_slice().expect("checked layout"));
+    let height = tile_rows(experts);
+    let tiles = tiles(experts, height).map(|(instance, rows)| Tile {
         instance,
         x: &x[rows.start * width..rows.end * width],
-        out: out
-            .split_off_mut(..rows.len() * width)
-            .expect("a row of out for each of x"),
-        h_norms: with_norms.then(|| {
-            h_norms
-                .split_off_mut(..rows.len())
-                .expect("a norm for each row of x")
-        }),
+        out: split(&mut out, rows.len() * width),
+        h_norms: h_norms.as_mut().map(|norms| split(norms, rows.len())),
+        stash: stash
+            .as_mut()
+            .map(|stash| split(stash, rows.len() * experts.pre_activations() * hidden)),
     });
-    // x (later y), the pre-activations, and h as rows.
-    let features = width + (experts.pre_activations() + 1) * experts.shape.hidden;
-    let scratch = workspace.scratch(features * widest(experts));
+    let scratch = workspace.scratch(scratch_words(experts, height));
     share(scratch, tiles, |scratch, tile| {
-        forward_tile(experts, tile, scratch)
+        forward_tile(isa, experts, tile, scratch.words());
     });
 }
 
-struct Tile<'a> {
-    instance: usize,
-    x: &'a [f32],
-    out: &'a mut [f32],
-    h_norms: Option<&'a mut [SquaredNorm]>,
+fn split<'a, T>(values: &mut &'a mut [T], length: usize) -> &'a mut [T] {
+    values
+        .split_off_mut(..length)
+        .expect("a value for each row of x")
 }
 
-fn forward_tile(experts: &Experts<'_>, tile: Tile<'_>, mut scratch: &mut [f32]) {
+fn scratch_words<T: Storage>(experts: &Experts<'_, T>, height: usize) -> usize {
     let (width, hidden) = (experts.shape.width, experts.shape.hidden);
-    let count = tile.x.len() / width;
-    let lanes = lanes(count);
-    let wide = take(&mut scratch, width * lanes);
-    let h = take(&mut scratch, hidden * lanes);
-    let gate = take(
-        &mut scratch,
-        (experts.pre_activations() - 1) * hidden * lanes,
-    );
+    let columns = words::<T>(width) + words::<T>(hidden) + 2 * FEATURES;
+    padded(columns * height) + padded(height * hidden) + PACKED_WORDS + 64
+}
 
-    to_columns(tile.x, width, wide);
-    project(experts, tile.instance, wide, gate, h);
-    activate(experts.shape.activation, gate, h);
+struct Tile<'a, T> {
+    instance: usize,
+    x: &'a [T],
+    out: &'a mut [T],
+    h_norms: Option<&'a mut [SquaredNorm]>,
+    stash: Option<&'a mut [T]>,
+}
 
-    if let Some(h_norms) = tile.h_norms {
-        let rows = take(&mut scratch, hidden * count);
-        to_rows(h, hidden, rows);
-        for (norm, row) in h_norms.iter_mut().zip(rows.chunks_exact(hidden)) {
+fn forward_tile<T: Storage>(
+    isa: Isa,
+    experts: &Experts<'_, T>,
+    tile: Tile<'_, T>,
+    mut scratch: &mut [u32],
+) {
+    let (width, hidden) = (experts.shape.width, experts.shape.hidden);
+    let rows = tile.x.len() / width;
+    let lanes = padded(rows);
+    let x = take(&mut scratch, words::<T>(width) * lanes);
+    let h = take(&mut scratch, words::<T>(hidden) * lanes);
+    let gate: &mut [f32] = bytemuck::cast_slice_mut(take(&mut scratch, FEATURES * lanes));
+    let up: &mut [f32] = bytemuck::cast_slice_mut(take(&mut scratch, FEATURES * lanes));
+    let h_rows: &mut [f32] = bytemuck::cast_slice_mut(take(&mut scratch, rows * hidden));
+    let stash_row = experts.pre_activations() * hidden;
+    let mut stash = tile.stash;
+
+    rows_to_panels(isa, tile.x, width, x);
+    for range in cut(0..hidden, FEATURES) {
+        project(
+            isa,
+            experts,
+            tile.instance,
+            range.clone(),
+            (x, rows),
+            scratch,
+            (gate, up),
+        );
+        for block in blocks(range.len(), rows) {
+            let first = range.start;
+            let (panel, lanes) = (block.panel, block.panel.lanes);
+            let (gate, up) = (&mut gate[block.place.clone()], &mut up[block.place]);
+            let count = (rows - panel.start).min(lanes);
+            if let Some(stash) = &mut stash {
+                let stash = &mut stash[panel.start * stash_row..];
+                if stash_row > hidden {
+                    columns_to_rows(isa, gate, lanes, count, &mut stash[first..], stash_row);
+                }
+                columns_to_rows(
+                    isa,
+                    up,
+                    lanes,
+                    count,
+                    &mut stash[stash_row - hidden + first..],
+                    stash_row,
+                );
+            }
+            activate::<T>(isa, experts.shape.activation, gate, up);
+            if tile.h_norms.is_some() {
+                columns_to_rows(
+                    isa,
+                    up,
+                    lanes,
+                    count,
+                    &mut h_rows[panel.start * hidden + first..],
+                    hidden,
+                );
+            }
+            let h = &mut h[panel.start * words::<T>(hidden)..];
+            pack_columns::<T>(isa, up, lanes, &mut h[first / T::PER_WORD * lanes..]);
+        }
+    }
+    if let Some(norms) = tile.h_norms {
+        for (norm, row) in norms.iter_mut().zip(h_rows.chunks_exact(hidden)) {
             *norm = SquaredNorm::of(row);
         }
     }
+    let y = &mut *up;
     let down = experts.down(tile.instance);
-    multiply(matrix_mut(wide, width), down, matrix(h, hidden), false);
-    to_rows(wide, width, tile.out);
+    for range in cut(0..width, FEATURES) {
+        let down = Right {
+            weights: down,
+            width: hidden,
+            outputs: range.clone(),
+        };
+        weights_times_columns(isa, &mut [(down, &mut *y)], h, rows, scratch);
+        for block in blocks(range.len(), rows) {
+            let (from, lanes) = (block.panel.start, block.panel.lanes);
+            let out = &mut tile.out[from * width + range.start..];
+            columns_to_rows(
+                isa,
+                &y[block.place],
+                lanes,
+                (rows - from).min(lanes),
+                out,
+                width,
+            );
+        }
+    }
 }
 
-/// `up = W_up x` and, when gated, `gate = W_gate x`, from and to tiles.
-pub(super) fn project(
-    experts: &Experts<'_>,
+/// Gate (when gated) and up of the features `outputs` from x in panels.
+pub(super) fn project<T: Storage>(
+    isa: Isa,
+    experts: &Experts<'_, T>,
     instance: usize,
-    x: &[f32],
-    gate: &mut [f32],
-    up: &mut [f32],
+    outputs: Range<usize>,
+    (x, rows): (&[u32], usize),
+    packed: &mut [u32],
+    (gate, up): (&mut [f32], &mut [f32]),
 ) {
-    let (width, hidden) = (experts.shape.width, experts.shape.hidden);
-    let x = matrix(x, width);
-    if let Some(weights) = experts.gate(instance) {
-        multiply(matrix_mut(gate, hidden), weights, x, false);
+    let block = |weights| Right {
+        weights,
+        width: experts.shape.width,
+        outputs: outputs.clone(),
+    };
+    let up = (block(experts.up(instance)), up);
+    match experts.gate(instance) {
+        Some(weights) => {
+            weights_times_columns(isa, &mut [(block(weights), gate), up], x, rows, packed)
+        }
+        None => weights_times_columns(isa, &mut [up], x, rows, packed),
     }
-    multiply(matrix_mut(up, hidden), experts.up(instance), x, false);
 }
 
-/// Turns pre-activations into the down projection's input, in place of `up`.
-fn activate(activation: Activation, gate: &[f32], up: &mut [f32]) {
-    if activation.is_gated() {
-        for (up, &gate) in up.iter_mut().zip(gate) {
-            *up = activation.hidden(gate, *up);
-        }
-    } else {
-        for up in up {
-            *up = activation.hidden(0.0, *up);
+vectorised! {
+/// Turns pre-activations into the down projection's input, as it is stored, in place of `up`.
+fn activate<T: Storage>(activation: Activation, gate: &[f32], up: &mut [f32]) {
+    activation.hidden(gate, up);
+    for h in up {
+        *h = T::narrowed(*h).widened();
+    }
+}
+
+/// Packs columns `[features, lanes]` as the right factor of a product over features.
+fn pack_columns<T: Storage>(columns: &[f32], lanes: usize, to: &mut [u32]) {
+    let words = columns.chunks(T::PER_WORD * lanes);
+    for (columns, to) in words.zip(to.chunks_exact_mut(lanes)) {
+        let (low, high) = columns.split_at(lanes);
+        if T::PER_WORD == 1 || high.is_empty() {
+            for (to, &low) in to.iter_mut().zip(low) {
+                *to = T::narrowed(low).bits();
+            }
+        } else {
+            for ((to, &low), &high) in to.iter_mut().zip(low).zip(high) {
+                *to = T::narrowed(low).bits() | T::narrowed(high).bits() << 16;
+            }
         }
     }
+}
 }

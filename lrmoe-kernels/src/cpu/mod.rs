@@ -1,12 +1,19 @@
-//! The `cpu` backend: f32, tiles of rows shared among the threads of the ambient rayon pool.
+//! The `cpu` backend: tiles of rows shared among the threads of the ambient rayon pool, products by kernels for the
+//! machine's instruction set.
 
 mod backward;
 mod compact;
+mod element;
 mod experts;
 mod forward;
-mod gemm;
+mod isa;
+mod kernel;
 mod memory;
 mod metric;
+mod pack;
+mod product;
+#[cfg(test)]
+mod tests;
 mod tile;
 mod wgrad;
 mod workspace;
@@ -15,46 +22,98 @@ use lrmoe_metric::SquaredNorm;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
 use crate::{
-    BackwardRows, Error, ExpertFfn, FfnShape, WeightGradients, Weights, error::check_length,
-    ffn::Experts,
+    BackwardRows, Error, ExpertFfn, FfnShape, StashFfn, WeightGradients, Weights,
+    error::check_length, ffn::Experts,
 };
+pub use element::FfnElement;
 pub use workspace::Workspace;
 
 /// Runs on the threads of the rayon pool it is called in.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cpu;
 
-impl ExpertFfn for Cpu {
+impl<T: FfnElement> ExpertFfn<T> for Cpu {
     fn forward(
         &self,
         shape: &FfnShape,
-        weights: &Weights<'_>,
+        weights: &Weights<'_, T>,
         offsets: &[usize],
-        x: ArrayView2<'_, f32>,
+        x: ArrayView2<'_, T>,
         workspace: &mut Workspace,
-        out: ArrayViewMut2<'_, f32>,
+        out: ArrayViewMut2<'_, T>,
         h_norms: Option<&mut [SquaredNorm]>,
     ) -> Result<(), Error> {
         let experts = Experts::new(shape, weights, offsets, &x)?;
         experts.check_forward(&out, h_norms.as_deref())?;
-        forward::forward(&experts, x, workspace, out, h_norms);
+        let outputs = forward::Outputs {
+            out,
+            h_norms,
+            stash: None,
+        };
+        forward::forward(&experts, x, workspace, outputs);
         Ok(())
     }
 
     fn backward(
         &self,
         shape: &FfnShape,
-        weights: &Weights<'_>,
+        weights: &Weights<'_, T>,
         offsets: &[usize],
-        rows: &BackwardRows<'_>,
+        rows: &BackwardRows<'_, T>,
         workspace: &mut Workspace,
-        dx: ArrayViewMut2<'_, f32>,
+        dx: ArrayViewMut2<'_, T>,
         dp: &mut [f32],
         gradients: &mut WeightGradients<'_>,
     ) -> Result<(), Error> {
         let experts = Experts::new(shape, weights, offsets, &rows.x)?;
         experts.check_backward(rows, &dx, dp, gradients)?;
-        backward::backward(&experts, rows, workspace, dx, dp, gradients);
+        let outputs = backward::Outputs { dx, dp };
+        backward::backward(&experts, rows, None, workspace, outputs, gradients);
+        Ok(())
+    }
+}
+
+impl<T: FfnElement> StashFfn<T> for Cpu {
+    fn forward_stash(
+        &self,
+        shape: &FfnShape,
+        weights: &Weights<'_, T>,
+        offsets: &[usize],
+        x: ArrayView2<'_, T>,
+        workspace: &mut Workspace,
+        out: ArrayViewMut2<'_, T>,
+        h_norms: Option<&mut [SquaredNorm]>,
+        stash: ArrayViewMut2<'_, T>,
+    ) -> Result<(), Error> {
+        let experts = Experts::new(shape, weights, offsets, &x)?;
+        experts.check_forward(&out, h_norms.as_deref())?;
+        experts.check_stash(&stash)?;
+        let outputs = forward::Outputs {
+            out,
+            h_norms,
+            stash: Some(stash),
+        };
+        forward::forward(&experts, x, workspace, outputs);
+        Ok(())
+    }
+
+    fn backward_stash(
+        &self,
+        shape: &FfnShape,
+        weights: &Weights<'_, T>,
+        offsets: &[usize],
+        rows: &BackwardRows<'_, T>,
+        stash: ArrayView2<'_, T>,
+        workspace: &mut Workspace,
+        dx: ArrayViewMut2<'_, T>,
+        dp: &mut [f32],
+        gradients: &mut WeightGradients<'_>,
+    ) -> Result<(), Error> {
+        let experts = Experts::new(shape, weights, offsets, &rows.x)?;
+        experts.check_backward(rows, &dx, dp, gradients)?;
+        experts.check_stash(&stash)?;
+        let outputs = backward::Outputs { dx, dp };
+        backward::backward(&experts, rows, Some(stash), workspace, outputs, gradients);
         Ok(())
     }
 }

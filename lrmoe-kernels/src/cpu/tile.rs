@@ -1,52 +1,82 @@
-//! Tiles: up to [`ROWS`] rows of one instance, held as columns `[features, lanes]`.
-//!
-//! With rows as columns, every product with weights is `[out, in] [in, lanes]`, which `gemm` computes from weights
-//! and tiles as they lie, vectorised over lanes. Lanes past the last row are zero, so that products
-//! never have a single column, whose sums would be taken in another order.
+//! Work in pieces: up to 256 rows of one instance are a tile, and one thread takes a tile at a time.
 
 use std::{ops::Range, sync::Mutex};
 
-use ndarray::{ArrayView2, ArrayViewMut2};
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefMutIterator, ParallelIterator};
 
+use super::{
+    element::Storage,
+    pack::{Panel, padded, panels},
+};
 use crate::ffn::Experts;
 
 /// Most rows of a tile.
-pub(super) const ROWS: usize = 64;
-/// Lanes of a tile are a multiple of this: a vector of the widest SIMD.
-const LANES: usize = 16;
+pub(super) const ROWS: usize = 256;
+/// Rows of a tile are a multiple of this, but for an instance's last one.
+pub(super) const UNIT: usize = 32;
+/// Output features taken at a time.
+pub(super) const FEATURES: usize = 192;
 
-/// Lanes that hold `rows` rows.
-pub(super) fn lanes(rows: usize) -> usize {
-    rows.next_multiple_of(LANES)
-}
-
-/// Lanes of all tiles of an instance: only its last tile is padded.
-pub(super) fn instance_lanes(experts: &Experts<'_>, instance: usize) -> usize {
-    lanes(experts.rows_of(instance).len())
-}
-
-/// Lanes of the widest tile.
-pub(super) fn widest(experts: &Experts<'_>) -> usize {
-    let lanes = (0..experts.instances()).map(|instance| instance_lanes(experts, instance));
-    lanes.max().unwrap_or(0).min(ROWS)
-}
-
-/// The next `length` values of a thread's scratch, with any content.
-pub(super) fn take<'a>(scratch: &mut &'a mut [f32], length: usize) -> &'a mut [f32] {
-    scratch
-        .split_off_mut(..length)
-        .expect("scratch for the widest tile")
+/// Rows of a tile: fewer where that gives each thread of the pool a few tiles. Nothing in a result depends on it.
+pub(super) fn tile_rows<T: Storage>(experts: &Experts<'_, T>) -> usize {
+    const TILES_PER_THREAD: usize = 8;
+    let wanted = experts.rows() / (TILES_PER_THREAD * rayon::current_num_threads());
+    [ROWS, ROWS / 2, ROWS / 4]
+        .into_iter()
+        .find(|&rows| rows <= wanted)
+        .unwrap_or(UNIT)
 }
 
 /// The tiles of all instances in row order: (instance, rows).
-pub(super) fn tiles(experts: &Experts<'_>) -> impl Iterator<Item = (usize, Range<usize>)> {
+pub(super) fn tiles<T: Storage>(
+    experts: &Experts<'_, T>,
+    height: usize,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
     (0..experts.instances()).flat_map(move |instance| {
-        let rows = experts.rows_of(instance);
-        let end = rows.end;
-        rows.step_by(ROWS)
-            .map(move |from| (instance, from..end.min(from + ROWS)))
+        cut(experts.rows_of(instance), height).map(move |rows| (instance, rows))
     })
+}
+
+/// Cuts a range into pieces of `length`, the last one shorter.
+pub(super) fn cut(
+    range: Range<usize>,
+    length: usize,
+) -> impl Iterator<Item = Range<usize>> + Clone {
+    let end = range.end;
+    range
+        .step_by(length)
+        .map(move |from| from..end.min(from + length))
+}
+
+/// The blocks of columns `[features, rows]`: for each range of features its panels of rows, `[range, lanes]` each.
+pub(super) fn blocks(features: usize, rows: usize) -> impl Iterator<Item = Columns> {
+    cut(0..features, FEATURES).flat_map(move |range| {
+        panels(rows).map(move |panel| {
+            let start = range.start * padded(rows) + panel.start * range.len();
+            Columns {
+                place: start..start + range.len() * panel.lanes,
+                features: range.clone(),
+                panel,
+            }
+        })
+    })
+}
+
+/// A block of columns.
+#[derive(Clone, Debug)]
+pub(super) struct Columns {
+    /// Where it lies among all.
+    pub(super) place: Range<usize>,
+    pub(super) features: Range<usize>,
+    pub(super) panel: Panel,
+}
+
+/// The next `length` values of a thread's scratch, with any content.
+pub(super) fn take<'a, T>(scratch: &mut &'a mut [T], length: usize) -> &'a mut [T] {
+    scratch
+        .split_off_mut(..padded(length))
+        .and_then(|taken| taken.get_mut(..length))
+        .expect("scratch is as long as its parts")
 }
 
 /// Does `work` for every item, each thread with a scratch of its own.
@@ -69,46 +99,4 @@ pub(super) fn share<S: Send, T: Send>(
             work(scratch, item);
         }
     });
-}
-
-pub(super) fn matrix(values: &[f32], rows: usize) -> ArrayView2<'_, f32> {
-    let columns = values.len() / rows;
-    ArrayView2::from_shape((rows, columns), values).expect("whole rows")
-}
-
-pub(super) fn matrix_mut(values: &mut [f32], rows: usize) -> ArrayViewMut2<'_, f32> {
-    let columns = values.len() / rows;
-    ArrayViewMut2::from_shape((rows, columns), values).expect("whole rows")
-}
-
-/// Features taken at a time when rows become columns or back, so that both sides stay in cache.
-const BLOCK: usize = 16;
-
-/// Writes `rows` `[n, features]` as the columns of a tile `[features, lanes]`, zero past column n.
-pub(super) fn to_columns(rows: &[f32], features: usize, tile: &mut [f32]) {
-    let lanes = tile.len() / features;
-    for (block, tile) in tile.chunks_mut(BLOCK * lanes).enumerate() {
-        for (lane, row) in rows.chunks_exact(features).enumerate() {
-            let row = &row[block * BLOCK..];
-            for (column, &value) in tile.chunks_exact_mut(lanes).zip(row) {
-                column[lane] = value;
-            }
-        }
-        for column in tile.chunks_exact_mut(lanes) {
-            column[rows.len() / features..].fill(0.0);
-        }
-    }
-}
-
-/// Writes the first columns of a tile `[features, lanes]` as `rows` `[n, features]`.
-pub(super) fn to_rows(tile: &[f32], features: usize, rows: &mut [f32]) {
-    let lanes = tile.len() / features;
-    for (block, tile) in tile.chunks(BLOCK * lanes).enumerate() {
-        for (lane, row) in rows.chunks_exact_mut(features).enumerate() {
-            let row = &mut row[block * BLOCK..];
-            for (column, value) in tile.chunks_exact(lanes).zip(row) {
-                *value = column[lane];
-            }
-        }
-    }
 }

@@ -1,16 +1,18 @@
 use std::fmt;
 
+use super::{element::Storage, kernel::VECTOR};
+
 /// Buffers that calls reuse: scratch for each thread, and what the backward pass keeps of every row.
 ///
 /// They grow to what the largest call so far needed and stay until dropped. Content never matters to a later call.
 #[derive(Clone, Default)]
 pub struct Workspace {
     /// One for each thread.
-    scratch: Vec<Vec<f32>>,
-    /// Gradients of the pre-activations, times w: tile after tile, gate (when gated) and up, `[F, lanes]` each.
-    pre: Vec<f32>,
-    /// Input of the down projection, times w p, `[rows, F]`.
-    hidden: Vec<f32>,
+    scratch: Vec<Buffer>,
+    /// Gradients of the pre-activations, times w, as columns.
+    pre: Buffer,
+    /// Input of the down projection, times w p, as rows.
+    hidden: Buffer,
 }
 
 impl Workspace {
@@ -19,39 +21,42 @@ impl Workspace {
         Self::default()
     }
 
-    /// Scratch of this length for each thread of the current pool.
+    /// Scratch of this many words for each thread of the current pool.
     ///
     /// All of it is grown here: which thread gets which tile differs from call to call.
-    pub(super) fn scratch(&mut self, length: usize) -> &mut [Vec<f32>] {
-        let threads = sized(&mut self.scratch, rayon::current_num_threads());
-        for scratch in threads.iter_mut() {
-            sized(scratch, length);
-        }
-        threads
+    pub(super) fn scratch(&mut self, words: usize) -> &mut [Buffer] {
+        self.for_backward::<f32>(words, 0, 0).0
     }
 
-    /// Scratch as above, and the buffers that outlive a tile, of these lengths.
-    pub(super) fn for_backward(
+    /// Scratch as above, and the buffers that outlive a tile, of these many elements.
+    pub(super) fn for_backward<T: Storage>(
         &mut self,
         scratch: usize,
         pre: usize,
         hidden: usize,
-    ) -> (&mut [Vec<f32>], &mut [f32], &mut [f32]) {
-        self.scratch(scratch);
-        let threads = &mut self.scratch[..rayon::current_num_threads()];
+    ) -> (&mut [Buffer], &mut [T], &mut [T]) {
+        let threads = rayon::current_num_threads();
+        if self.scratch.len() < threads {
+            self.scratch.resize(threads, Buffer::default());
+        }
+        let threads = &mut self.scratch[..threads];
+        for buffer in threads.iter_mut() {
+            buffer.grow(scratch);
+        }
         (
             threads,
-            sized(&mut self.pre, pre),
-            sized(&mut self.hidden, hidden),
+            self.pre.elements(pre),
+            self.hidden.elements(hidden),
         )
     }
 
     /// Bytes held on the heap.
     pub fn bytes(&self) -> usize {
-        let values = self.scratch.iter().map(Vec::capacity).sum::<usize>()
-            + self.pre.capacity()
-            + self.hidden.capacity();
-        values * size_of::<f32>() + self.scratch.capacity() * size_of::<Vec<f32>>()
+        let buffers = self.scratch.iter().chain([&self.pre, &self.hidden]);
+        buffers
+            .map(|b| b.0.capacity() * size_of::<Line>())
+            .sum::<usize>()
+            + self.scratch.capacity() * size_of::<Buffer>()
     }
 }
 
@@ -63,10 +68,36 @@ impl fmt::Debug for Workspace {
     }
 }
 
-/// The first `length` elements of `buffer`, grown where needed, with any content.
-fn sized<T: Clone + Default>(buffer: &mut Vec<T>, length: usize) -> &mut [T] {
-    if buffer.len() < length {
-        buffer.resize(length, T::default());
+/// A cache line, so that vectors never straddle two.
+#[derive(Clone, Copy, Default)]
+#[repr(C, align(64))]
+struct Line([u32; VECTOR]);
+
+// SAFETY: 16 words fill the alignment, so there is no padding; zeros are valid.
+unsafe impl bytemuck::Zeroable for Line {}
+// SAFETY: as above, and any bits are 16 words.
+unsafe impl bytemuck::Pod for Line {}
+
+/// Words in whole cache lines.
+#[derive(Clone, Default)]
+pub(super) struct Buffer(Vec<Line>);
+
+impl Buffer {
+    fn grow(&mut self, words: usize) {
+        let lines = words.div_ceil(VECTOR);
+        if self.0.len() < lines {
+            self.0.resize(lines, Line::default());
+        }
     }
-    &mut buffer[..length]
+
+    /// All of it.
+    pub(super) fn words(&mut self) -> &mut [u32] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+
+    /// The first elements, grown where needed, with any content.
+    fn elements<T: Storage>(&mut self, count: usize) -> &mut [T] {
+        self.grow(count.div_ceil(T::PER_WORD));
+        &mut bytemuck::cast_slice_mut(&mut self.0)[..count]
+    }
 }

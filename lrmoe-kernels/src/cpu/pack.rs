@@ -1,0 +1,186 @@
+//! How rows and columns become factors of products, and back.
+
+use std::array;
+
+use super::{
+    element::Storage,
+    isa::{Isa, vectorised},
+    kernel::{LANES, VECTOR},
+};
+
+/// Lanes `[start, start + lanes)` of a packed factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Panel {
+    pub(super) start: usize,
+    pub(super) lanes: usize,
+}
+
+/// Cuts `columns` columns into panels of nearly equal width; the last one's lanes may pass the end.
+pub(super) fn panels(columns: usize) -> impl Iterator<Item = Panel> + Clone {
+    let vectors = columns.div_ceil(VECTOR);
+    let count = columns.div_ceil(LANES);
+    (0..count).map(move |i| {
+        let (from, to) = (i * vectors / count, (i + 1) * vectors / count);
+        Panel {
+            start: from * VECTOR,
+            lanes: (to - from) * VECTOR,
+        }
+    })
+}
+
+/// Columns with those that fill the last vector.
+pub(super) fn padded(columns: usize) -> usize {
+    columns.next_multiple_of(VECTOR)
+}
+
+/// Words that hold this many elements.
+pub(super) fn words<T: Storage>(elements: usize) -> usize {
+    elements.div_ceil(T::PER_WORD)
+}
+
+/// Elements `[2 i]` and `[2 i + 1]` of a row as word i, or each alone, 0 past the end.
+#[inline(always)]
+fn word<T: Storage>(row: &[T], i: usize) -> u32 {
+    let bits = |i: usize| row.get(i).map_or(0, |x| x.bits());
+    if T::PER_WORD == 1 {
+        bits(i)
+    } else {
+        bits(2 * i) | bits(2 * i + 1) << 16
+    }
+}
+
+vectorised! {
+/// Packs columns `[panel.start, ..)` of `rows` rows (`stride` apart) for a product over the rows: `[words, lanes]`, zero past the last
+/// column, and past the last row up to the end of `to`.
+pub(super) fn pack<T: Storage>(from: &[T], stride: usize, rows: usize, columns: usize, panel: Panel, to: &mut [u32]) {
+    let width = columns.saturating_sub(panel.start).min(panel.lanes);
+    let row = |r: usize| &from[r * stride + panel.start..][..width];
+    let full = words::<T>(rows);
+        for (i, to) in to.chunks_exact_mut(panel.lanes).enumerate() {
+            if i >= full {
+                to.fill(0);
+                continue;
+            }
+            let (to, rest) = to.split_at_mut(width);
+            rest.fill(0);
+            let low = row(i * T::PER_WORD);
+            if T::PER_WORD == 1 {
+                for (to, &x) in to.iter_mut().zip(low) {
+                    *to = x.bits();
+                }
+            } else if 2 * i + 1 < rows {
+                for ((to, &x), &y) in to.iter_mut().zip(low).zip(row(2 * i + 1)) {
+                    *to = x.bits() | y.bits() << 16;
+                }
+            } else {
+                for (to, &x) in to.iter_mut().zip(low) {
+                    *to = x.bits();
+                }
+            }
+        }
+}
+}
+
+type Square = [[u32; VECTOR]; VECTOR];
+
+#[inline(always)]
+fn transposed(square: &Square) -> Square {
+    array::from_fn(|i| array::from_fn(|j| square[j][i]))
+}
+
+vectorised! {
+/// Writes `[rows, columns]` words (`stride` apart) as `[columns, rows]` (`to_stride` apart).
+pub(super) fn transpose(from: &[u32], stride: usize, rows: usize, columns: usize, to: &mut [u32], to_stride: usize) {
+        for r in (0..rows).step_by(VECTOR) {
+            for c in (0..columns).step_by(VECTOR) {
+                let (height, width) = (VECTOR.min(rows - r), VECTOR.min(columns - c));
+                let mut square = [[0; VECTOR]; VECTOR];
+                for (i, square) in square[..height].iter_mut().enumerate() {
+                    square[..width].copy_from_slice(&from[(r + i) * stride + c..][..width]);
+                }
+                for (j, row) in transposed(&square)[..width].iter().enumerate() {
+                    to[(c + j) * to_stride + r..][..height].copy_from_slice(&row[..height]);
+                }
+            }
+        }
+}
+}
+
+vectorised! {
+/// Packs rows as the columns of a product over their elements: for each panel of rows `[words, lanes]`, zero past the last row.
+pub(super) fn rows_to_panels<T: Storage>(rows: &[T], features: usize, to: &mut [u32]) {
+    let (count, words) = (rows.len() / features, words::<T>(features));
+        for panel in panels(count) {
+            let to = &mut to[panel.start * words..][..panel.lanes * words];
+            for lane in (0..panel.lanes).step_by(VECTOR) {
+                let row = |i: usize| {
+                    let row = panel.start + lane + i;
+                    rows.get(row * features..(row + 1) * features).unwrap_or_default()
+                };
+                for w in (0..words).step_by(VECTOR) {
+                    let width = VECTOR.min(words - w);
+                    let square = array::from_fn(|i| {
+                        let row = row(i);
+                        let from = w * T::PER_WORD;
+                        match row.get(from..from + VECTOR * T::PER_WORD) {
+                            Some(whole) => array::from_fn(|j| word(whole, j)),
+                            None => array::from_fn(|j| word(row, w + j)),
+                        }
+                    });
+                    for (j, row) in transposed(&square)[..width].iter().enumerate() {
+                        to[(w + j) * panel.lanes + lane..][..VECTOR].copy_from_slice(row);
+                    }
+                }
+            }
+        }
+}
+}
+
+vectorised! {
+/// Narrows columns `[features, lanes]` to `count` rows of elements, `stride` apart.
+pub(super) fn columns_to_rows<T: Storage>(columns: &[f32], lanes: usize, count: usize, to: &mut [T], stride: usize) {
+    let features = columns.len() / lanes;
+        for lane in (0..count).step_by(VECTOR) {
+            for f in (0..features).step_by(VECTOR) {
+                let width = VECTOR.min(features - f);
+                let mut square = [[0; VECTOR]; VECTOR];
+                for (i, square) in square[..width].iter_mut().enumerate() {
+                    let column = &columns[(f + i) * lanes + lane..][..VECTOR];
+                    *square = array::from_fn(|j| column[j].to_bits());
+                }
+                let square = transposed(&square);
+                for (i, row) in square[..VECTOR.min(count - lane)].iter().enumerate() {
+                    let to = &mut to[(lane + i) * stride + f..][..width];
+                    for (to, &bits) in to.iter_mut().zip(row) {
+                        *to = T::narrowed(f32::from_bits(bits));
+                    }
+                }
+            }
+        }
+}
+}
+
+vectorised! {
+/// Widens `count` rows of `features` elements, `stride` apart, to columns `[features, lanes]`, zero past the last row.
+pub(super) fn rows_to_columns<T: Storage>(rows: &[T], stride: usize, count: usize, lanes: usize, to: &mut [f32]) {
+    let features = to.len() / lanes;
+        for lane in (0..lanes).step_by(VECTOR) {
+            for f in (0..features).step_by(VECTOR) {
+                let width = VECTOR.min(features - f);
+                let mut square = [[0; VECTOR]; VECTOR];
+                for (i, square) in square.iter_mut().enumerate().take(count.saturating_sub(lane)) {
+                    let row = &rows[(lane + i) * stride + f..][..width];
+                    for (square, &x) in square.iter_mut().zip(row) {
+                        *square = x.widened().to_bits();
+                    }
+                }
+                for (i, column) in transposed(&square)[..width].iter().enumerate() {
+                    let to = &mut to[(f + i) * lanes + lane..][..VECTOR];
+                    for (to, &bits) in to.iter_mut().zip(column) {
+                        *to = f32::from_bits(bits);
+                    }
+                }
+            }
+        }
+}
+}
