@@ -28,7 +28,7 @@ impl Search<'_> {
     /// little time even so.
     fn work(&self) -> u64 {
         let slots = self.slots.iter().sum::<usize>() as u64;
-        (1 << 18) / slots + slots * self.slots.len() as u64
+        (1 << 21) / (slots * slots) + slots * self.slots.len() as u64 / 2
     }
 
     /// Work for reaching the least load by changes of the previous placement: less, if with few slots to spare more
