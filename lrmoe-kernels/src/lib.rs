@@ -81,7 +81,7 @@ pub mod wgpu;
 
 pub use activation::Activation;
 pub use compact::{CompactRows, PairRows, RowIndex};
-pub use cpu::{Cpu, FfnElement, Workspace};
+pub use cpu::{Cpu, FfnElement, InstructionSets, Workspace};
 pub use error::Error;
 pub use experts::{ComputeExperts, ExpertBuffers, RowBuffers};
 pub use ffn::{BackwardRows, ExpertFfn, FfnShape, StashFfn, WeightGradients, Weights};

@@ -24,6 +24,9 @@ pub enum Error {
     /// From the expert kernels.
     #[error(transparent)]
     Kernels(lrmoe_kernels::Error),
+    /// No device, or one that cannot be used.
+    #[error("{0}; `lrmoe doctor` says what this machine has and what would install a driver")]
+    Device(lrmoe_kernels::Error),
     /// From a collective.
     #[error(transparent)]
     Comm(#[from] lrmoe_comm::Error),

@@ -1,5 +1,6 @@
 //! The commands of the program.
 
+mod doctor;
 mod model;
 mod plan;
 mod replay;
@@ -36,6 +37,7 @@ pub(crate) enum Command {
     Replay(replay::Replay),
     Plan(plan::Plan),
     Trace(trace::Trace),
+    Doctor(doctor::Doctor),
 }
 
 impl Command {
@@ -45,6 +47,7 @@ impl Command {
             Self::Replay(replay) => replay.run(),
             Self::Plan(plan) => plan.run(),
             Self::Trace(trace) => trace.run(),
+            Self::Doctor(doctor) => doctor.run(),
         }
     }
 }

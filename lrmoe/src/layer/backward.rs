@@ -78,6 +78,7 @@ impl<B: Backend> MoeLayer<B> {
         }
         clock.lap(&mut self.stats.seconds, Stage::Compact);
         self.record_backward(&table);
+        self.stats.selection = checksum(&selection.pairs, stash.first_pair);
         self.selection = Some(selection);
         self.stash = stash;
         self.record_buffers();
@@ -388,6 +389,18 @@ fn all_dots(
             0.0
         };
     }
+}
+
+/// Sum of the hashes of global pair ids, modulo 2^64.
+fn checksum(pairs: &[u32], first_pair: u64) -> u64 {
+    let hash = |pair: &u32| {
+        // The finalizer of splitmix64: every bit of the id changes about half of those of the hash.
+        let id = (first_pair + u64::from(*pair)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let id = (id ^ (id >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let id = (id ^ (id >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        id ^ (id >> 31)
+    };
+    pairs.iter().map(hash).fold(0, u64::wrapping_add)
 }
 
 /// Weights by local pair id, 0 where a pair is not retained.
