@@ -33,7 +33,7 @@ pub(crate) fn copies<B: Backend>(backend: &B) {
             "{error}"
         );
     }
-    assert_eq!(backend.into_host(to).unwrap(), expected);
+    assert_eq!(backend.download(&to).unwrap(), expected);
 }
 
 /// What the host sees in place is what it would read.

@@ -82,8 +82,8 @@ fn every_gradient_is_unbiased_with_selection_weights() {
         dx += &(drawn.0 / draws as f32);
         dp += &(drawn.1 / draws as f32);
         let gradients = layer.instance_gradients();
-        let gate = gradients.gate.iter().flatten();
-        let gradient = gate.chain(&gradients.up).chain(&gradients.down);
+        let gate = gradients.gate.iter().flat_map(|gate| gate.iter());
+        let gradient = gate.chain(gradients.up.iter()).chain(gradients.down.iter());
         dw.iter_mut()
             .zip(gradient)
             .for_each(|(mean, g)| *mean += g / draws as f32);
