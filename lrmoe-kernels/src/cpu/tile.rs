@@ -15,7 +15,7 @@ pub(super) const ROWS: usize = 256;
 /// Rows of a tile are a multiple of this, but for an instance's last one.
 pub(super) const UNIT: usize = 32;
 /// Output features taken at a time.
-pub(super) const FEATURES: usize = 192;
+pub(super) const FEATURES: usize = 256;
 
 /// Rows of a tile: fewer where that gives each thread of the pool a few tiles. Nothing in a result depends on it.
 pub(super) fn tile_rows<T: Storage>(experts: &Experts<'_, T>) -> usize {
@@ -48,17 +48,15 @@ pub(super) fn cut(
         .map(move |from| from..end.min(from + length))
 }
 
-/// The blocks of columns `[features, rows]`: for each range of features its panels of rows, `[range, lanes]` each.
-pub(super) fn blocks(features: usize, rows: usize) -> impl Iterator<Item = Columns> {
-    cut(0..features, FEATURES).flat_map(move |range| {
-        panels(rows).map(move |panel| {
-            let start = range.start * padded(rows) + panel.start * range.len();
-            Columns {
-                place: start..start + range.len() * panel.lanes,
-                features: range.clone(),
-                panel,
-            }
-        })
+/// The panels of rows of a range of features, `[range, lanes]` each. Columns `[features, rows]` lie range after range.
+pub(super) fn blocks(features: Range<usize>, rows: usize) -> impl Iterator<Item = Columns> {
+    panels(rows).map(move |panel| {
+        let start = features.start * padded(rows) + panel.start * features.len();
+        Columns {
+            place: start..start + features.len() * panel.lanes,
+            features: features.clone(),
+            panel,
+        }
     })
 }
 

@@ -5,19 +5,21 @@ use std::ops::Range;
 use super::{
     element::Storage,
     isa::Isa,
-    kernel::{Ahead, Block, DEPTH, LANES, Start},
+    kernel::{Ahead, Block, LANES, Start, VECTOR},
     pack::{Panel, pack, panels, transpose, words},
-    tile::{FEATURES, ROWS, UNIT, cut, share, take},
+    tile::{ROWS, UNIT, cut, share, take},
     workspace::Buffer,
 };
 use crate::{WeightGradients, ffn::Experts};
 
 /// Output rows of the gate and the up gradient that are one piece of work.
-const INWARD: usize = FEATURES;
+const INWARD: usize = 192;
 /// Output rows of the down gradient that are one piece of work.
 const OUTWARD: usize = 256;
 /// Output rows of a gradient whose sums stay in the second cache, a multiple of [`UNIT`].
 const OUTPUTS: usize = 96;
+/// Most rows of one block: 64 lanes of the right factor fill 32 KiB in f32.
+const DEPTH: usize = 128;
 /// Rows whose terms are added before the next ones are looked at.
 const CHUNK: usize = 2 * ROWS;
 
@@ -285,7 +287,12 @@ impl Terms {
             let columns = &left.tiles[tile.start * left.features + features.start * height..];
             for rows in cut(tile.clone(), DEPTH) {
                 Block {
-                    ahead: Ahead::weights(gradient.as_ptr().wrapping_add(6 * stride), stride),
+                    ahead: Some(Ahead {
+                        start: gradient.as_ptr().wrapping_add(6 * stride).cast(),
+                        row: stride * size_of::<f32>(),
+                        lines: (DEPTH / VECTOR).ilog2(),
+                        count: features.len() * DEPTH / VECTOR,
+                    }),
                     a: &columns[rows.start - tile.start..],
                     a_row: height,
                     m: features.len(),
