@@ -1,5 +1,6 @@
 //! The commands of the program.
 
+mod bench;
 mod model;
 mod plan;
 mod replay;
@@ -35,6 +36,7 @@ pub(crate) enum Command {
     Train(Box<train::Train>),
     Replay(replay::Replay),
     Plan(plan::Plan),
+    Bench(bench::Bench),
     Trace(trace::Trace),
 }
 
@@ -44,6 +46,7 @@ impl Command {
             Self::Train(train) => train.run(),
             Self::Replay(replay) => replay.run(),
             Self::Plan(plan) => plan.run(),
+            Self::Bench(bench) => bench.run(),
             Self::Trace(trace) => trace.run(),
         }
     }

@@ -115,8 +115,9 @@ impl Experts {
             receive: Buffer::default(),
             placement,
         };
-        let zeros = Moments::zeros(all.len());
-        new.restore(new.placement.clone(), &all, &zeros);
+        // Zeros of their own rather than a copy of zeros: memory that nothing is written to until the first update.
+        new.moments = Moments::zeros(new.shard(rank).len());
+        new.take_parameters(&all);
         Ok(new)
     }
 
@@ -124,11 +125,17 @@ impl Experts {
     pub(super) fn restore(&mut self, placement: Placement, parameters: &[f32], moments: &Moments) {
         self.placement = placement;
         let shard = self.shard(self.rank);
-        self.master = parameters[shard.clone()].to_vec();
         self.moments = Moments {
             first: moments.first[shard.clone()].to_vec(),
-            second: moments.second[shard.clone()].to_vec(),
+            second: moments.second[shard].to_vec(),
         };
+        self.take_parameters(parameters);
+    }
+
+    /// Takes the owned shard and the weights of the local instances from the vector of all experts' parameters.
+    fn take_parameters(&mut self, parameters: &[f32]) {
+        let shard = self.shard(self.rank);
+        self.master = parameters[shard.clone()].to_vec();
         self.shard_gradient = vec![0.0; shard.len()];
         self.resize();
         let (block, experts) = (self.block(), self.placement.experts());

@@ -158,18 +158,10 @@ impl MoeLayer {
             return Err(Error::NoChunk);
         }
         let placement = first_placement(&config)?;
-        let symi = match config.policy {
-            Policy::Symi { capacity_factor } => Some(SymiCapacity::new(
-                capacity_factor,
-                config.slots.iter().sum(),
-                config.experts,
-            )?),
-            _ => None,
-        };
         Ok(Self {
             rank,
             experts: Experts::new(config.shape, rank, placement, init)?,
-            symi,
+            symi: symi_capacity(&config)?,
             profile: Profile::new(config.experts),
             stash: None,
             selection: None,
@@ -187,6 +179,18 @@ impl MoeLayer {
     /// The settings given to `new`.
     pub fn config(&self) -> &LayerConfig {
         &self.config
+    }
+
+    /// Treats pairs by `policy` from the next forward pass on, for which a backward pass that has not come yet is given up. Experts stay
+    /// where they are until the next update.
+    ///
+    /// # Errors
+    /// A SYMI policy whose capacities cannot be had.
+    pub fn set_policy(&mut self, policy: Policy) -> Result<(), Error> {
+        self.config.policy = policy;
+        self.symi = symi_capacity(&self.config)?;
+        self.stash = None;
+        Ok(())
     }
 
     /// Where experts live now.
@@ -293,6 +297,14 @@ impl MoeLayer {
         });
         (self.buffers.bytes() + self.workspace.bytes() + stash) as u64
     }
+}
+
+fn symi_capacity(config: &LayerConfig) -> Result<Option<SymiCapacity>, Error> {
+    let Policy::Symi { capacity_factor } = config.policy else {
+        return Ok(None);
+    };
+    let slots = config.slots.iter().sum();
+    SymiCapacity::new(capacity_factor, slots, config.experts).map(Some)
 }
 
 /// Before any load is known every expert counts alike.

@@ -1,5 +1,6 @@
 //! The program as a user runs it.
 
+mod bench;
 mod record;
 mod refusals;
 mod trace;
