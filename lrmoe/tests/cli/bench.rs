@@ -127,7 +127,7 @@ fn what_cannot_be_timed_is_refused() {
         ("--score best", "best"),
         ("--dtype f16", "f16"),
         ("--json taken.json", "taken.json"),
-        ("--json no/out.json", "no/out.json"),
+        ("--json no/out.json", "no: "),
         (
             "--width 1000000 --hidden 1000000 --experts 64",
             "GiB are available: lower --experts",
