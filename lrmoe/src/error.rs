@@ -48,6 +48,9 @@ pub enum Error {
     /// From a replay.
     #[error(transparent)]
     Replay(Box<ReplayError>),
+    /// From a benchmark.
+    #[error(transparent)]
+    Bench(#[from] crate::bench::BenchError),
     /// A per-rank setting of another length than the number of ranks.
     #[error("{what} has {len} entries for {ranks} ranks")]
     PerRank {

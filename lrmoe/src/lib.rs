@@ -16,6 +16,7 @@
 //!
 //! The language model in [`model`] and the loop in [`train`] show how a trainer takes the layer up: the dense part is candle's, the layer is a
 //! custom op. [`trace`] reads and writes routing traces, [`replay`] says what they would have cost under other placement policies.
+//! [`bench`](mod@bench) times the layer.
 //!
 //! ```
 //! use lrmoe::layer::{ExpertParameters, LayerConfig, MoeLayer};
@@ -52,6 +53,7 @@
 //! ```
 
 pub mod adamw;
+pub mod bench;
 pub mod calibrate;
 pub mod config;
 pub mod error;

@@ -1,5 +1,6 @@
 //! The commands of the program.
 
+mod bench;
 mod doctor;
 mod model;
 mod plan;
@@ -36,6 +37,7 @@ pub(crate) enum Command {
     Train(Box<train::Train>),
     Replay(replay::Replay),
     Plan(plan::Plan),
+    Bench(bench::Bench),
     Trace(trace::Trace),
     Doctor(doctor::Doctor),
 }
@@ -46,6 +48,7 @@ impl Command {
             Self::Train(train) => train.run(),
             Self::Replay(replay) => replay.run(),
             Self::Plan(plan) => plan.run(),
+            Self::Bench(bench) => bench.run(),
             Self::Trace(trace) => trace.run(),
             Self::Doctor(doctor) => doctor.run(),
         }

@@ -95,8 +95,9 @@ impl<B: Backend> Experts<B> {
             copies: Default::default(),
             placement,
         };
-        let zeros = Moments::zeros(all.len());
-        new.restore(backend, new.placement.clone(), &all, &zeros)?;
+        // Zeros of their own rather than a copy of zeros: memory that nothing is written to until the first update.
+        new.moments = Moments::zeros(new.shard(rank).len());
+        new.take_parameters(backend, &all)?;
         Ok(new)
     }
 
@@ -110,11 +111,17 @@ impl<B: Backend> Experts<B> {
     ) -> Result<(), Error> {
         self.placement = placement;
         let shard = self.shard(self.rank);
-        self.master = parameters[shard.clone()].to_vec();
         self.moments = Moments {
             first: moments.first[shard.clone()].to_vec(),
-            second: moments.second[shard.clone()].to_vec(),
+            second: moments.second[shard].to_vec(),
         };
+        self.take_parameters(backend, parameters)
+    }
+
+    /// Takes the owned shard and the weights of the local instances from the vector of all experts' parameters.
+    fn take_parameters(&mut self, backend: &B, parameters: &[f32]) -> Result<(), Error> {
+        let shard = self.shard(self.rank);
+        self.master = parameters[shard.clone()].to_vec();
         self.shard_gradient = vec![0.0; shard.len()];
         self.resize(backend)?;
         let shards: Vec<_> = (0..self.placement.ranks()).map(|r| self.shard(r)).collect();

@@ -132,19 +132,11 @@ impl<B: Backend> MoeLayer<B> {
             return Err(Error::NoChunk);
         }
         let placement = first_placement(&config)?;
-        let symi = match config.policy {
-            Policy::Symi { capacity_factor } => Some(SymiCapacity::new(
-                capacity_factor,
-                config.slots.iter().sum(),
-                config.experts,
-            )?),
-            _ => None,
-        };
         Ok(Self {
             rank,
             experts: Experts::new(&backend, config.shape, rank, placement, init)?,
             backend,
-            symi,
+            symi: symi_capacity(&config)?,
             profile: Profile::new(config.experts),
             stash: Stash::default(),
             selection: None,
@@ -162,6 +154,18 @@ impl<B: Backend> MoeLayer<B> {
     /// The settings given to `new`.
     pub fn config(&self) -> &LayerConfig {
         &self.config
+    }
+
+    /// Treats pairs by `policy` from the next forward pass on, for which a backward pass that has not come yet is given up. Experts stay
+    /// where they are until the next update.
+    ///
+    /// # Errors
+    /// A SYMI policy whose capacities cannot be had.
+    pub fn set_policy(&mut self, policy: Policy) -> Result<(), Error> {
+        self.config.policy = policy;
+        self.symi = symi_capacity(&self.config)?;
+        self.stash.step = None;
+        Ok(())
     }
 
     /// Where experts live now.
@@ -261,6 +265,14 @@ impl<B: Backend> MoeLayer<B> {
         let held = self.buffers.bytes() + self.lists.bytes() + self.stash.bytes() + rows;
         self.stats.buffer_bytes = self.stats.buffer_bytes.max(held as u64);
     }
+}
+
+fn symi_capacity(config: &LayerConfig) -> Result<Option<SymiCapacity>, Error> {
+    let Policy::Symi { capacity_factor } = config.policy else {
+        return Ok(None);
+    };
+    let slots = config.slots.iter().sum();
+    SymiCapacity::new(capacity_factor, slots, config.experts).map(Some)
 }
 
 /// Before any load is known every expert counts alike.
