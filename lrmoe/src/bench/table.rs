@@ -33,7 +33,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "\nmilliseconds, median (best) of {} steps each, in turns; in brackets behind: share of the backward pass of dropless\n\n{}\n\n{}\n",
+            "\nmilliseconds, median (best) of {} steps each, in turns; backward with the share of the backward pass of dropless\n\n{}\n\n{}\n",
             self.steps,
             self.stages(),
             self.outcome()
@@ -140,7 +140,7 @@ impl Report {
         );
         match (self.repeated_rounds, self.short_rounds) {
             (0, 0) => seen,
-            (repeated, 0) => format!("{seen}; {repeated} rounds had fewer and were repeated"),
+            (repeated, 0) => format!("{seen}; rounds repeated because they had fewer: {repeated}"),
             (repeated, short) => format!(
                 "{seen}: too few in {short} of {} rounds after {repeated} were repeated; take these times with care",
                 self.steps
