@@ -10,13 +10,13 @@ use super::Settings;
 use super::meters::{Canary, peak_bytes, resident_bytes};
 use super::workload::{Workload, expert_parameters};
 use crate::error::Error;
-use crate::layer::{LayerConfig, MoeLayer, Seconds};
+use crate::layer::{Backend, LayerConfig, MoeLayer, Seconds};
 use crate::policy::{Policy, Selecting};
 
 /// The layer on one rank, and what goes into it.
 #[derive(Debug)]
-pub(super) struct Subject {
-    layer: MoeLayer,
+pub(super) struct Subject<B: Backend> {
+    layer: MoeLayer<B>,
     pub(super) workload: Workload,
     /// Bytes in memory before the first step: weights, their gradients, the optimizer's copy, the workload.
     before: Option<u64>,
@@ -39,8 +39,8 @@ pub(super) struct Step {
     pub(super) backward: Lap,
 }
 
-impl Subject {
-    pub(super) fn new(settings: &Settings) -> Result<Self, Error> {
+impl<B: Backend> Subject<B> {
+    pub(super) fn new(backend: B, settings: &Settings) -> Result<Self, Error> {
         let config = LayerConfig {
             layer: 0,
             seed: settings.seed,
@@ -56,7 +56,7 @@ impl Subject {
         };
         let init = |expert| expert_parameters(&settings.shape, settings.seed, expert);
         let mut subject = Self {
-            layer: MoeLayer::new(config, 0, init)?,
+            layer: MoeLayer::on(backend, config, 0, init)?,
             workload: Workload::new(settings),
             before: None,
             steps: 0,
@@ -75,7 +75,11 @@ impl Subject {
     }
 }
 
-fn step_of(layer: &mut MoeLayer, workload: &Workload, step: u32) -> Result<Step, Error> {
+fn step_of<B: Backend>(
+    layer: &mut MoeLayer<B>,
+    workload: &Workload,
+    step: u32,
+) -> Result<Step, Error> {
     let Workload {
         x,
         dy,
@@ -153,7 +157,7 @@ impl Contender {
         }
     }
 
-    fn first_step(&mut self, subject: &mut Subject) -> Result<(), Error> {
+    fn first_step<B: Backend>(&mut self, subject: &mut Subject<B>) -> Result<(), Error> {
         let (step, peak) = peak_bytes(|| subject.step(&self.policy));
         step?;
         self.peak = peak
@@ -166,7 +170,7 @@ impl Contender {
 }
 
 /// Rows of each expert in the last backward pass.
-fn retained(layer: &MoeLayer, expert_ids: &Array2<i32>) -> Vec<u32> {
+fn retained<B: Backend>(layer: &MoeLayer<B>, expert_ids: &Array2<i32>) -> Vec<u32> {
     let mut rows = vec![0; layer.config().experts];
     let pairs = layer
         .selection()
@@ -193,9 +197,9 @@ pub(super) struct Rounds {
 }
 
 /// Rounds of a step of each contender. At most as many are repeated as count.
-pub(super) fn rounds(
+pub(super) fn rounds<B: Backend>(
     settings: &Settings,
-    subject: &mut Subject,
+    subject: &mut Subject<B>,
     contenders: &mut [Contender],
     mut observe: impl FnMut(&str, usize),
 ) -> Result<Rounds, Error> {

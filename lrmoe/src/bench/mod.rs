@@ -15,14 +15,16 @@ mod report;
 mod table;
 mod workload;
 
-use lrmoe_kernels::FfnShape;
+use lrmoe_kernels::{Cpu, FfnShape};
 use lrmoe_metric::Score;
 use lrmoe_plan::{ExpertShape, Fixed, MemoryModel, Stash};
 
 pub use error::BenchError;
 pub use report::{ContenderReport, Pass, Report, Timing};
 
+use crate::config::Device;
 use crate::error::Error;
+use crate::layer::Backend;
 use crate::trace::synth::MOST_ZIPF;
 use measure::{Contender, Subject, rounds};
 
@@ -33,6 +35,8 @@ pub struct Settings {
     pub model: String,
     /// Sizes and activation of an expert.
     pub shape: FfnShape,
+    /// Where the layer computes.
+    pub device: Device,
     /// Experts of the layer.
     pub experts: usize,
     /// Experts per token.
@@ -155,20 +159,42 @@ pub fn pool(threads: usize) -> Result<rayon::ThreadPool, BenchError> {
 /// Times the layer on the threads of the current rayon pool. `observe` is told what is being done, and how many of how many rounds are done.
 ///
 /// # Errors
-/// What [`Settings::check`] refuses; what the layer refuses.
+/// What [`Settings::check`] refuses; what the layer refuses; a device that is not there, or not in this program.
 pub fn bench(
+    settings: &Settings,
+    observe: impl FnMut(&str, usize, usize),
+) -> Result<Report, Error> {
+    settings.check()?;
+    match settings.device {
+        Device::Cpu => bench_on(Cpu, settings, observe),
+        #[cfg(feature = "wgpu")]
+        Device::Wgpu => {
+            let wgpu = lrmoe_kernels::Wgpu::new().map_err(Error::Device)?;
+            bench_on(wgpu, settings, observe)
+        }
+        #[cfg(not(feature = "wgpu"))]
+        device => Err(crate::config::ConfigError::NotBuilt { device }.into()),
+    }
+}
+
+fn bench_on<B: Backend>(
+    backend: B,
     settings: &Settings,
     mut observe: impl FnMut(&str, usize, usize),
 ) -> Result<Report, Error> {
-    settings.check()?;
     let all = settings.warmup + settings.steps;
     observe("filling the layer", 0, all);
-    let mut subject = Subject::new(settings)?;
+    let mut subject = Subject::new(backend, settings)?;
     let mut contenders = Contender::all(settings);
     let rounds = rounds(settings, &mut subject, &mut contenders, |what, done| {
         observe(what, done, all);
     })?;
-    Ok(report::report(settings, &subject, &contenders, &rounds))
+    Ok(report::report(
+        settings,
+        &subject.workload,
+        &contenders,
+        &rounds,
+    ))
 }
 
 #[cfg(test)]
@@ -186,6 +212,7 @@ mod tests {
                 hidden: 8,
                 activation: Activation::SwiGlu,
             },
+            device: Device::Cpu,
             experts: 4,
             top_k: 2,
             tokens: 32,

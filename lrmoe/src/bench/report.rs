@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Settings;
-use super::measure::{Contender, Lap, Rounds, Step, Subject};
+use super::measure::{Contender, Lap, Rounds, Step};
+use super::workload::Workload;
 use crate::layer::Stage;
 
 /// Over the rounds that count.
@@ -115,12 +116,12 @@ pub struct Report {
 
 pub(super) fn report(
     settings: &Settings,
-    subject: &Subject,
+    workload: &Workload,
     contenders: &[Contender],
     rounds: &Rounds,
 ) -> Report {
     let mut loads = vec![0; settings.experts];
-    for id in &subject.workload.expert_ids {
+    for id in &workload.expert_ids {
         loads[*id as usize] += 1;
     }
     let dropless = &contenders.last().expect("dropless comes last").steps;
@@ -132,7 +133,7 @@ pub(super) fn report(
         hidden: settings.shape.hidden,
         activation: settings.shape.activation.name().to_owned(),
         dtype: "f32".to_owned(),
-        device: "cpu".to_owned(),
+        device: settings.device.to_string(),
         tokens: settings.tokens,
         zipf: settings.zipf,
         score: settings.score.to_string(),

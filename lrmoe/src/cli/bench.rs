@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use lrmoe::bench::{BenchError, Report, Settings, bench, pool};
+use lrmoe::config::Device;
 use lrmoe::error::Error;
 use lrmoe::trace::write_file;
 use lrmoe_kernels::{Activation, FfnShape};
@@ -70,8 +71,8 @@ pub(crate) struct Bench {
     /// Type of weights and rows
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: Dtype,
-    /// Where the experts run
-    #[arg(long, value_name = "NAME", default_value = "cpu")]
+    /// Where the layer computes: cpu or wgpu (Vulkan, Metal or DX12)
+    #[arg(long, value_name = "NAME", default_value_t)]
     device: Device,
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
@@ -100,12 +101,6 @@ pub(crate) struct Bench {
 enum Dtype {
     F32,
     Bf16,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Device {
-    Cpu,
-    Wgpu,
 }
 
 impl Bench {
@@ -143,9 +138,6 @@ impl Bench {
         if self.dtype == Dtype::Bf16 {
             return Err(BenchError::Missing("in bf16").into());
         }
-        if self.device == Device::Wgpu {
-            return Err(BenchError::Missing("on wgpu").into());
-        }
         let spec = ModelSpec::preset(&self.preset)?;
         let size = |given: Option<usize>, of: usize| given.unwrap_or(of);
         let changed = [self.experts, self.top_k, self.width, self.hidden]
@@ -158,6 +150,7 @@ impl Bench {
                 hidden: size(self.hidden, spec.hidden),
                 activation: self.activation,
             },
+            device: self.device,
             experts: size(self.experts, spec.experts),
             top_k: size(self.top_k, spec.top_k),
             tokens: self.tokens,
