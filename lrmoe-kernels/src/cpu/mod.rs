@@ -12,6 +12,7 @@ mod memory;
 mod metric;
 mod pack;
 mod product;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod tile;
