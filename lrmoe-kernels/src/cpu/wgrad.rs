@@ -7,7 +7,7 @@ use super::{
     isa::Isa,
     kernel::{Ahead, Block, LANES, Start, VECTOR},
     pack::{Panel, pack, panels, transpose, words},
-    tile::{ROWS, UNIT, cut, share, take},
+    tile::{ROWS, UNIT, cut, height_of, share, take},
     workspace::Buffer,
 };
 use crate::{WeightGradients, ffn::Experts};
@@ -20,8 +20,8 @@ const OUTWARD: usize = 256;
 const OUTPUTS: usize = 96;
 /// Most rows of one block: 64 lanes of the right factor fill 32 KiB in f32.
 const DEPTH: usize = 128;
-/// Rows whose terms are added before the next ones are looked at.
-const CHUNK: usize = 2 * ROWS;
+/// Tiles whose terms are added before the next ones are looked at.
+const CHUNK: usize = 2;
 
 /// Rows of all instances, as the backward pass has them in hand.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(super) struct Kept<'a, T> {
     pub(super) pre: &'a [T],
     /// Input of the down projection, times w p, `[rows, F]`.
     pub(super) hidden: &'a [T],
-    /// Rows of a tile.
+    /// Most rows of a tile.
     pub(super) height: usize,
 }
 
@@ -139,16 +139,17 @@ fn write_piece<T: Storage>(
     }
     let (width, hidden) = (experts.shape.width, experts.shape.hidden);
     let of_pre = experts.pre_activations() * hidden;
-    let packed = take(&mut scratch, words::<T>(CHUNK) * LANES);
+    let packed = take(&mut scratch, words::<T>(CHUNK * ROWS) * LANES);
     let spare = bytemuck::cast_slice_mut(take(&mut scratch, OUTPUTS * LANES));
-    for chunk in cut(0..rows.len(), CHUNK) {
+    let height = height_of(rows.len(), kept.height);
+    for chunk in cut(0..rows.len(), CHUNK * height) {
         let of_chunk = |features: usize| {
             (rows.start + chunk.start) * features..(rows.start + chunk.end) * features
         };
         let terms = Terms {
             isa,
             rows: chunk.len(),
-            height: kept.height,
+            height,
             add: chunk.start > 0,
         };
         match &mut matrices {
@@ -354,6 +355,6 @@ fn copy_columns(
 
 /// Words of scratch for each thread.
 pub(super) fn scratch_words<T: Storage>() -> usize {
-    let chunk = words::<T>(CHUNK);
+    let chunk = words::<T>(CHUNK * ROWS);
     chunk * (LANES + OUTWARD) + words::<T>(ROWS) * OUTWARD + OUTPUTS * LANES
 }
