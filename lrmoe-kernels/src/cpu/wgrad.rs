@@ -8,7 +8,7 @@ use super::{
     kernel::{Ahead, Block, LANES, Start, VECTOR},
     pack::{Panel, pack, padded, panels, transpose, words},
     stream,
-    tile::{ROWS, UNIT, cut, share, take},
+    tile::{ROWS, UNIT, cut, height_of, share, take},
     workspace::Buffer,
 };
 use crate::{WeightGradients, ffn::Experts};
@@ -17,7 +17,7 @@ use crate::{WeightGradients, ffn::Experts};
 const LEFT_WORDS: usize = 1 << 18;
 /// Most words of one block: 64 lanes of the right factor fill 32 KiB.
 const DEPTH: usize = 128;
-/// Words of rows whose terms are added before the next ones are looked at.
+/// Most words of rows whose terms are added before the next ones are looked at.
 const CHUNK_WORDS: usize = 2 * ROWS;
 /// Words of panels of right factors that are packed at a time: gradients are written in stretches as long as these, as each line that follows
 /// in another page costs a look-up of the page.
@@ -37,7 +37,7 @@ pub(super) struct Kept<'a, T> {
     pub(super) pre: &'a [T],
     /// Input of the down projection, times w p, `[rows, F]`.
     pub(super) hidden: &'a [T],
-    /// Rows of a tile.
+    /// Most rows of a tile.
     pub(super) height: usize,
 }
 
@@ -171,14 +171,17 @@ fn write_piece<T: Storage>(
     let of_pre = experts.pre_activations() * hidden;
     let packed = take(&mut scratch, RIGHT_WORDS);
     let sums = bytemuck::cast_slice_mut(take(&mut scratch, OUTPUTS * LANES));
-    for chunk in cut(0..rows.len(), CHUNK_WORDS * T::PER_WORD) {
+    let height = height_of(rows.len(), kept.height);
+    // Whole tiles.
+    let chunk_rows = CHUNK_WORDS * T::PER_WORD / height * height;
+    for chunk in cut(0..rows.len(), chunk_rows) {
         let of_chunk = |features: usize| {
             (rows.start + chunk.start) * features..(rows.start + chunk.end) * features
         };
         let terms = Terms {
             isa,
             rows: chunk.len(),
-            height: kept.height,
+            height,
             add: add || chunk.start > 0,
         };
         match &mut matrices {
