@@ -166,6 +166,14 @@ fn measure<T: FfnElement>(
         let index = Cpu.row_index(&token_of, tokens)?;
         Cpu.gather(&x, width, &index, &mut rows)
     })?;
+    report.time("row index", 4 * count, || {
+        std::hint::black_box(Cpu.row_index(&token_of, tokens)?);
+        Ok::<_, lrmoe_kernels::Error>(())
+    })?;
+    report.time("pair rows", 4 * count, || {
+        std::hint::black_box(Cpu.pair_rows(&pairs, tokens, top_k)?);
+        Ok::<_, lrmoe_kernels::Error>(())
+    })?;
     report.time("compact half", (tokens + kept.len()) * row_bytes, || {
         let index = Cpu.row_index(&tokens_of_kept, tokens)?;
         Cpu.gather(&x, width, &index, &mut half)
