@@ -5,7 +5,7 @@ use lrmoe_metric::{
 };
 
 use super::{Buffer, Wgpu, score::Factors};
-use crate::{Error, Kept, KeptKeys, Memory, SelectPairs};
+use crate::{Error, FfnElement, Kept, KeptKeys, Memory, SelectPairs};
 
 /// The routed pairs of a rank in the memory of the device.
 #[derive(Debug)]
@@ -61,9 +61,9 @@ impl SelectPairs for Wgpu {
         })
     }
 
-    fn squared_norms(
+    fn squared_norms<T: FfnElement>(
         &self,
-        rows: &Buffer<f32>,
+        rows: &Buffer<T>,
         shape: [usize; 2],
         norms: &mut Buffer<SquaredNorm>,
     ) -> Result<(), Error> {

@@ -113,6 +113,6 @@ fn array<B: Backend>(
     rows: B::Buffer<f32>,
     shape: (usize, usize),
 ) -> Result<Array2<f32>, Error> {
-    let values = backend.into_host(rows)?;
+    let values = backend.download(&rows)?;
     Ok(Array2::from_shape_vec(shape, values).expect("as many rows as went in"))
 }

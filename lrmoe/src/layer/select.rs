@@ -80,8 +80,8 @@ impl<B: Backend> MoeLayer<B> {
             &mut Over(comm),
         )?;
         let selection = Selection {
-            pairs: backend.into_host(kept.pairs)?,
-            weights: backend.into_host(kept.weights)?,
+            pairs: backend.download(&kept.pairs)?,
+            weights: backend.download(&kept.weights)?,
         };
         clock.lap(&mut self.stats.seconds, Stage::Select);
         Ok(selection)
