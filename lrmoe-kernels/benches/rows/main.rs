@@ -24,6 +24,7 @@ mod floor;
 #[expect(dead_code, reason = "what the other bench needs of it")]
 mod meters;
 #[path = "../moe/routing.rs"]
+#[expect(dead_code, reason = "what the other bench needs of it")]
 mod routing;
 
 use std::error::Error;
@@ -165,6 +166,14 @@ fn measure<T: FfnElement>(
     report.time("permute", (tokens + count) * row_bytes, || {
         let index = Cpu.row_index(&token_of, tokens)?;
         Cpu.gather(&x, width, &index, &mut rows)
+    })?;
+    report.time("row index", 4 * count, || {
+        std::hint::black_box(Cpu.row_index(&token_of, tokens)?);
+        Ok::<_, lrmoe_kernels::Error>(())
+    })?;
+    report.time("pair rows", 4 * count, || {
+        std::hint::black_box(Cpu.pair_rows(&pairs, tokens, top_k)?);
+        Ok::<_, lrmoe_kernels::Error>(())
     })?;
     report.time("compact half", (tokens + kept.len()) * row_bytes, || {
         let index = Cpu.row_index(&tokens_of_kept, tokens)?;
