@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::Cpu;
 use crate::{Element, Error, Memory, error::check_length, memory::check_room};
 
-/// Elements that one task copies.
+/// Elements that one task copies or fills.
 const TASK: usize = 1 << 16;
 
 /// Elements in the host's memory, the first at the start of a cache line; a slice of them in all but its memory.
@@ -41,14 +41,18 @@ const HUGE_PAGE: usize = 2 << 20;
 impl<T: Element> HostBuffer<T> {
     /// Makes it hold so many elements, of any content.
     fn resize(&mut self, len: usize) -> Result<(), Error> {
-        let capacity = self.allocation.as_ref().map_or(0, |a| a.capacity);
-        if len > capacity {
+        if len > self.capacity() {
             // The old memory goes first: its elements are not kept.
             *self = Self::default();
             *self = Self::zeroed(len)?;
         }
         self.len = len;
         Ok(())
+    }
+
+    /// Elements that there is room for.
+    fn capacity(&self) -> usize {
+        self.allocation.as_ref().map_or(0, |a| a.capacity)
     }
 
     fn zeroed(len: usize) -> Result<Self, Error> {
@@ -179,6 +183,11 @@ impl Memory for Cpu {
     }
 
     fn zero<T: Element>(&self, buffer: &mut HostBuffer<T>, len: usize) -> Result<(), Error> {
+        if buffer.capacity() < len {
+            *buffer = HostBuffer::default();
+            *buffer = HostBuffer::zeroed(len)?;
+            return Ok(());
+        }
         buffer.resize(len)?;
         buffer
             .par_chunks_mut(TASK)
@@ -192,8 +201,8 @@ impl Memory for Cpu {
         to: &mut HostBuffer<T>,
         at: usize,
     ) -> Result<(), Error> {
-        check_room(from.len(), at, to.len())?;
-        to[at..][..from.len()]
+        check_room(from.len, at, to.len)?;
+        to[at..][..from.len]
             .par_chunks_mut(TASK)
             .zip(from.par_chunks(TASK))
             .for_each(|(to, from)| to.copy_from_slice(from));

@@ -224,11 +224,13 @@ impl<B: Backend> Buffers<B> {
         dx: &mut B::Buffer<f32>,
     ) -> Result<(), Error> {
         let (backend, shape) = (pass.backend, *experts.shape());
-        let index = backend.row_index(chunk.tokens, inputs.pairs.tokens())?;
+        let tokens = inputs.pairs.tokens();
+        backend.row_index_into(chunk.tokens, tokens, &mut self.index)?;
         let [x, dy] = [inputs.x, inputs.dy].map(|rows| (rows, shape.width));
-        self.traffic.dispatch(pass, chunk, x, &index, &mut self.x)?;
         self.traffic
-            .dispatch(pass, chunk, dy, &index, &mut self.dy)?;
+            .dispatch(pass, chunk, x, &self.index, &mut self.x)?;
+        self.traffic
+            .dispatch(pass, chunk, dy, &self.index, &mut self.dy)?;
         self.send_weights(pass, chunk, inputs.pairs)?;
         let rows = RowBuffers {
             x: &self.x,
@@ -334,9 +336,9 @@ impl<B: Backend> Buffers<B> {
             backend.write(list, &mut self.weights)?;
             weights = Some(&self.weights);
         }
-        let (tokens, top_k) = (inputs.pairs.tokens(), inputs.pairs.top_k());
-        let pairs = backend.pair_rows(pairs, tokens, top_k)?;
-        Ok(backend.scatter_add(rows, width, &pairs, weights, dx)?)
+        let slots = [inputs.pairs.tokens(), inputs.pairs.top_k()];
+        backend.pair_rows_into(pairs, slots, &mut self.pairs)?;
+        Ok(backend.scatter_add(rows, width, &self.pairs, weights, dx)?)
     }
 }
 

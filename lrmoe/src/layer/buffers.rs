@@ -1,7 +1,7 @@
 //! Memory of the rows of a pass, and their ways between ranks.
 
 use lrmoe_comm::Collective;
-use lrmoe_kernels::{Element, RowIndex};
+use lrmoe_kernels::{Element, PairRows, RowIndex};
 use lrmoe_metric::SquaredNorm;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
@@ -29,6 +29,9 @@ pub(super) struct Buffers<B: Backend> {
     pub(super) all_dp: B::Buffer<f32>,
     /// Squared norm of dy of each token.
     pub(super) dy_norms: B::Buffer<SquaredNorm>,
+    /// Tokens of the rows, and the pairs they are of.
+    pub(super) index: RowIndex<B>,
+    pub(super) pairs: PairRows<B>,
     pub(super) traffic: Traffic<B>,
     pub(super) host: Host,
     pub(super) scratch: B::Scratch,
@@ -48,6 +51,8 @@ impl<B: Backend> Default for Buffers<B> {
             all_dx: Default::default(),
             all_dp: Default::default(),
             dy_norms: Default::default(),
+            index: RowIndex::default(),
+            pairs: PairRows::default(),
             traffic: Traffic::default(),
             host: Host::default(),
             scratch: Default::default(),

@@ -225,9 +225,10 @@ impl<B: Backend> Buffers<B> {
         y: &mut B::Buffer<f32>,
     ) -> Result<(), Error> {
         let (backend, width, pairs) = (pass.backend, experts.shape().width, inputs.pairs);
-        let index = backend.row_index(chunk.tokens, pairs.tokens())?;
+        backend.row_index_into(chunk.tokens, pairs.tokens(), &mut self.index)?;
         let x = (inputs.x, width);
-        self.traffic.dispatch(pass, chunk, x, &index, &mut self.x)?;
+        self.traffic
+            .dispatch(pass, chunk, x, &self.index, &mut self.x)?;
         backend.forward(
             experts.shape(),
             experts.weights(),
@@ -244,8 +245,9 @@ impl<B: Backend> Buffers<B> {
         let of_pair = |pair: &u32| pairs.gate_weights()[*pair as usize];
         gate_weights.extend(chunk.pairs.iter().map(of_pair));
         backend.write(gate_weights, &mut self.gate_weights)?;
-        let rows = backend.pair_rows(chunk.pairs, pairs.tokens(), pairs.top_k())?;
-        backend.scatter_add(back, width, &rows, Some(&self.gate_weights), y)?;
+        let slots = [pairs.tokens(), pairs.top_k()];
+        backend.pair_rows_into(chunk.pairs, slots, &mut self.pairs)?;
+        backend.scatter_add(back, width, &self.pairs, Some(&self.gate_weights), y)?;
         if kept.keeps_outputs() {
             kept.take_outputs(chunk.pairs, on_host(backend, back, &mut self.host.rows)?);
         }

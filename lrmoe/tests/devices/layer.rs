@@ -115,11 +115,11 @@ pub(super) fn edges(wgpu: &Wgpu) {
     one.expert_ids.fill(2);
     let cases = [
         (&batch, vec![0..0, 0..1, 1..1, 1..24], 13),
-        (&batch, vec![0..24], 1),
+        (&batch, split(24, 1), 1),
         (&nothing, vec![0..0, 0..0], 13),
         (&masked, vec![0..10, 10..24], 7),
-        (&masked, vec![0..24], u64::MAX),
-        (&all_masked, vec![0..24], 13),
+        (&masked, split(24, 1), u64::MAX),
+        (&all_masked, split(24, 1), 13),
         (&one, vec![0..12, 12..24], 13),
     ];
     for (number, (batch, shares, chunk_rows)) in cases.into_iter().enumerate() {
