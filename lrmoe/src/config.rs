@@ -51,7 +51,7 @@ pub struct TrainConfig {
     pub threads: Option<usize>,
     /// Expert slots of each rank.
     pub slots: u32,
-    /// Rows of a forward chunk.
+    /// Rows of a chunk.
     pub chunk_rows: u64,
     /// Memory budget of a rank for experts and token buffers, in bytes.
     pub budget_bytes: Option<u64>,

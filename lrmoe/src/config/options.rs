@@ -112,7 +112,7 @@ pub struct TrainOptions {
     /// Expert instances that a rank can hold; more than experts / ranks leaves room for replicas [default: a quarter more]
     #[arg(long, value_name = "N", help_heading = "Ranks and memory")]
     pub(super) slots: Option<u32>,
-    /// Rows that a rank takes forward at once: bounds its buffers [default: 4096]
+    /// Rows that a rank takes through its experts at once: bounds its buffers [default: 4096]
     #[arg(long, value_name = "ROWS", help_heading = "Ranks and memory")]
     pub(super) chunk_rows: Option<u64>,
     /// Memory of a rank for experts, optimizer shard and token buffers of all MoE layers, in MiB; fewer pairs run backward where

@@ -49,7 +49,7 @@ pub struct LayerConfig {
     pub topology: Topology,
     /// Expert slots per rank, `[ranks]`.
     pub slots: Vec<u32>,
-    /// Most rows a rank takes at once in the forward pass.
+    /// Most rows a rank takes at once, in both passes. The backward pass does not depend on it to the bit; y does within rounding.
     pub chunk_rows: u64,
     /// Most rows a rank can hold in the backward pass, `[ranks]`; `None` where memory sets no bound.
     pub capacities: Option<Vec<u64>>,
