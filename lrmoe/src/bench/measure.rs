@@ -18,9 +18,35 @@ use crate::policy::{Policy, Selecting};
 pub(super) struct Subject<B: Backend> {
     layer: MoeLayer<B>,
     pub(super) workload: Workload,
+    rows: Rows<B>,
     /// Bytes in memory before the first step: weights, their gradients, the optimizer's copy, the workload.
     before: Option<u64>,
     steps: u32,
+}
+
+/// Rows of tokens in the backend's memory, kept from step to step: what goes into a step, and what comes out.
+#[derive(Debug)]
+struct Rows<B: Backend> {
+    x: B::Buffer<f32>,
+    dy: B::Buffer<f32>,
+    y: B::Buffer<f32>,
+    dx: B::Buffer<f32>,
+    dp: Array2<f32>,
+}
+
+impl<B: Backend> Rows<B> {
+    fn new(backend: &B, workload: &Workload) -> Result<Self, Error> {
+        let upload = |rows: &Array2<f32>| -> Result<_, Error> {
+            Ok(backend.upload(rows.as_slice().expect("standard layout"))?)
+        };
+        Ok(Self {
+            x: upload(&workload.x)?,
+            dy: upload(&workload.dy)?,
+            y: B::Buffer::default(),
+            dx: B::Buffer::default(),
+            dp: Array2::zeros(workload.gate_weights.dim()),
+        })
+    }
 }
 
 /// One pass of one step.
@@ -55,58 +81,62 @@ impl<B: Backend> Subject<B> {
             profile_decay: 0.9,
         };
         let init = |expert| expert_parameters(&settings.shape, settings.seed, expert);
+        let workload = Workload::new(settings);
+        let rows = Rows::new(&backend, &workload)?;
         let mut subject = Self {
             layer: MoeLayer::on(backend, config, 0, init)?,
-            workload: Workload::new(settings),
+            workload,
+            rows,
             before: None,
             steps: 0,
         };
-        // A token's step writes all gradients, most of them zero, so that they are in memory.
-        let one_token = subject.workload.one_token();
-        step_of(&mut subject.layer, &one_token, 0)?;
+        subject.write_gradients()?;
         subject.before = resident_bytes();
         Ok(subject)
+    }
+
+    /// A token's step writes all gradients, most of them zero, so that they are in memory.
+    fn write_gradients(&mut self) -> Result<(), Error> {
+        let Workload {
+            x,
+            dy,
+            expert_ids,
+            gate_weights,
+        } = self.workload.one_token();
+        let (x, ids, p) = (x.view(), expert_ids.view(), gate_weights.view());
+        self.layer.forward(&mut Solo, x, ids, p, Some(0))?;
+        self.layer.backward(&mut Solo, dy.view())?;
+        Ok(())
     }
 
     fn step(&mut self, policy: &Policy) -> Result<Step, Error> {
         self.layer.set_policy(policy.clone())?;
         self.steps += 1;
-        step_of(&mut self.layer, &self.workload, self.steps)
+        let Self {
+            layer,
+            workload,
+            rows,
+            steps,
+            ..
+        } = self;
+        let (ids, p) = (workload.expert_ids.view(), workload.gate_weights.view());
+        let start = Instant::now();
+        layer.forward_rows(&mut Solo, &rows.x, ids, p, Some(*steps), &mut rows.y)?;
+        let forward = Lap {
+            total: start.elapsed().as_secs_f64(),
+            stages: layer.stats().seconds,
+        };
+        let start = Instant::now();
+        let dp = rows.dp.view_mut();
+        layer.backward_rows(&mut Solo, &rows.x, &rows.dy, &mut rows.dx, dp)?;
+        let total = start.elapsed().as_secs_f64();
+        let mut stages = layer.stats().seconds;
+        for (all, forward) in stages.0.iter_mut().zip(forward.stages.0) {
+            *all -= forward;
+        }
+        let backward = Lap { total, stages };
+        Ok(Step { forward, backward })
     }
-}
-
-fn step_of<B: Backend>(
-    layer: &mut MoeLayer<B>,
-    workload: &Workload,
-    step: u32,
-) -> Result<Step, Error> {
-    let Workload {
-        x,
-        dy,
-        expert_ids,
-        gate_weights,
-    } = workload;
-    let start = Instant::now();
-    let y = layer.forward(
-        &mut Solo,
-        x.view(),
-        expert_ids.view(),
-        gate_weights.view(),
-        Some(step),
-    )?;
-    let total = start.elapsed().as_secs_f64();
-    let stages = layer.stats().seconds;
-    let forward = Lap { total, stages };
-    let start = Instant::now();
-    let gradients = layer.backward(&mut Solo, dy.view())?;
-    let total = start.elapsed().as_secs_f64();
-    drop((y, gradients));
-    let mut stages = layer.stats().seconds;
-    for (all, forward) in stages.0.iter_mut().zip(forward.stages.0) {
-        *all -= forward;
-    }
-    let backward = Lap { total, stages };
-    Ok(Step { forward, backward })
 }
 
 /// A policy and what its steps took.

@@ -162,7 +162,6 @@ impl<B: Backend> MoeLayer<B> {
         per_pair(selection, pairs.len(), &mut buffers.host.weights);
         let mut pass = Pass::new(backend, comm, clock, &mut self.stats.seconds);
         pass.lap(Stage::Route);
-        backend.zero(dx, B::len(dy))?;
         backend.resize(&mut buffers.all_dp, rows)?;
         backend.resize(
             &mut buffers.all_dx,
@@ -179,7 +178,7 @@ impl<B: Backend> MoeLayer<B> {
         }
         if !inputs.at_once {
             let rows = std::mem::take(&mut buffers.all_dx);
-            buffers.add_dx(backend, (&rows, width), &self.lists.gone, &inputs, dx)?;
+            buffers.combine_dx(backend, (&rows, width), &self.lists.gone, &inputs, dx)?;
             buffers.all_dx = rows;
             pass.lap(Stage::Compact);
         }
@@ -257,7 +256,7 @@ impl<B: Backend> Buffers<B> {
         let mut traffic = std::mem::take(&mut self.traffic);
         let back = traffic.give_back(pass, chunk, (&out, shape.width))?;
         if inputs.at_once {
-            self.add_dx(backend, (back, shape.width), chunk.pairs, inputs, dx)?;
+            self.combine_dx(backend, (back, shape.width), chunk.pairs, inputs, dx)?;
         } else {
             backend.copy(back, &mut self.all_dx, chunk.first * shape.width)?;
         }
@@ -319,8 +318,8 @@ impl<B: Backend> Buffers<B> {
         Ok(())
     }
 
-    /// Adds rows of these pairs to dx, each token's in slot order.
-    fn add_dx(
+    /// Writes the sums of each token's rows, in slot order, to dx.
+    fn combine_dx(
         &mut self,
         backend: &B,
         (rows, width): (&B::Buffer<f32>, usize),
@@ -338,7 +337,7 @@ impl<B: Backend> Buffers<B> {
         }
         let slots = [inputs.pairs.tokens(), inputs.pairs.top_k()];
         backend.pair_rows_into(pairs, slots, &mut self.pairs)?;
-        Ok(backend.scatter_add(rows, width, &self.pairs, weights, dx)?)
+        Ok(backend.combine(rows, width, &self.pairs, weights, dx)?)
     }
 }
 
