@@ -27,6 +27,9 @@ pub(super) struct Subject<B: Backend> {
 /// Rows of tokens in the backend's memory, kept from step to step: what goes into a step, and what comes out.
 #[derive(Debug)]
 struct Rows<B: Backend> {
+    backend: B,
+    /// An element to read.
+    last: B::Buffer<u32>,
     x: B::Buffer<f32>,
     dy: B::Buffer<f32>,
     y: B::Buffer<f32>,
@@ -35,17 +38,24 @@ struct Rows<B: Backend> {
 }
 
 impl<B: Backend> Rows<B> {
-    fn new(backend: &B, workload: &Workload) -> Result<Self, Error> {
+    fn new(backend: B, workload: &Workload) -> Result<Self, Error> {
         let upload = |rows: &Array2<f32>| -> Result<_, Error> {
             Ok(backend.upload(rows.as_slice().expect("standard layout"))?)
         };
         Ok(Self {
+            last: backend.upload(&[0])?,
             x: upload(&workload.x)?,
             dy: upload(&workload.dy)?,
             y: B::Buffer::default(),
             dx: B::Buffer::default(),
             dp: Array2::zeros(workload.gate_weights.dim()),
+            backend,
         })
+    }
+
+    /// Waits until a device has done what it was given: it reads in order.
+    fn wait(&self) -> Result<(), Error> {
+        Ok(self.backend.read(&self.last, &mut [0])?)
     }
 }
 
@@ -65,7 +75,7 @@ pub(super) struct Step {
     pub(super) backward: Lap,
 }
 
-impl<B: Backend> Subject<B> {
+impl<B: Backend + Clone> Subject<B> {
     pub(super) fn new(backend: B, settings: &Settings) -> Result<Self, Error> {
         let config = LayerConfig {
             layer: 0,
@@ -82,7 +92,7 @@ impl<B: Backend> Subject<B> {
         };
         let init = |expert| expert_parameters(&settings.shape, settings.seed, expert);
         let workload = Workload::new(settings);
-        let rows = Rows::new(&backend, &workload)?;
+        let rows = Rows::new(backend.clone(), &workload)?;
         let mut subject = Self {
             layer: MoeLayer::on(backend, config, 0, init)?,
             workload,
@@ -122,6 +132,7 @@ impl<B: Backend> Subject<B> {
         let (ids, p) = (workload.expert_ids.view(), workload.gate_weights.view());
         let start = Instant::now();
         layer.forward_rows(&mut Solo, &rows.x, ids, p, Some(*steps), &mut rows.y)?;
+        rows.wait()?;
         let forward = Lap {
             total: start.elapsed().as_secs_f64(),
             stages: layer.stats().seconds,
@@ -129,6 +140,7 @@ impl<B: Backend> Subject<B> {
         let start = Instant::now();
         let dp = rows.dp.view_mut();
         layer.backward_rows(&mut Solo, &rows.x, &rows.dy, &mut rows.dx, dp)?;
+        rows.wait()?;
         let total = start.elapsed().as_secs_f64();
         let mut stages = layer.stats().seconds;
         for (all, forward) in stages.0.iter_mut().zip(forward.stages.0) {
@@ -187,7 +199,7 @@ impl Contender {
         }
     }
 
-    fn first_step<B: Backend>(&mut self, subject: &mut Subject<B>) -> Result<(), Error> {
+    fn first_step<B: Backend + Clone>(&mut self, subject: &mut Subject<B>) -> Result<(), Error> {
         let (step, peak) = peak_bytes(|| subject.step(&self.policy));
         step?;
         self.peak = peak
@@ -227,7 +239,7 @@ pub(super) struct Rounds {
 }
 
 /// Rounds of a step of each contender. At most as many are repeated as count.
-pub(super) fn rounds<B: Backend>(
+pub(super) fn rounds<B: Backend + Clone>(
     settings: &Settings,
     subject: &mut Subject<B>,
     contenders: &mut [Contender],

@@ -177,7 +177,7 @@ pub fn bench(
     }
 }
 
-fn bench_on<B: Backend>(
+fn bench_on<B: Backend + Clone>(
     backend: B,
     settings: &Settings,
     mut observe: impl FnMut(&str, usize, usize),

@@ -54,6 +54,12 @@ impl fmt::Display for Report {
             f,
             "- peak: memory of a step above weights, gradients and input, y and dx included"
         )?;
+        if self.device != "cpu" {
+            writeln!(
+                f,
+                "- stages of a device: until it has been given the work; waiting for it counts in the stage that reads, or in `other`"
+            )?;
+        }
         write!(f, "- {}", self.machine())
     }
 }
