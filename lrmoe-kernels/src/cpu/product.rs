@@ -20,9 +20,14 @@ const fn group<T: Storage>() -> usize {
     if T::PER_WORD == 1 { 24 } else { 96 }
 }
 
+/// Most words of k of a panel of weights that is packed: that of f32 stays in the first cache while all rows pass.
+const fn packed_depth<T: Storage>() -> usize {
+    if T::PER_WORD == 1 { 128 } else { DEPTH }
+}
+
 /// Cuts `words` words of k into nearly equal parts of whole lines.
-fn depths(words: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-    let count = words.div_ceil(DEPTH);
+fn depths(words: usize, most: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    let count = words.div_ceil(most);
     let depth = padded(words.div_ceil(count.max(1))).max(1);
     cut(0..words, depth)
 }
@@ -40,7 +45,7 @@ pub(super) fn weights_times_columns<T: Storage>(
         return;
     };
     let words = words::<T>(width);
-    for k in depths(words) {
+    for k in depths(words, DEPTH) {
         let taken = k.start * T::PER_WORD..width.min(k.end * T::PER_WORD);
         for (right, columns) in &mut *matrices {
             let all = right.outputs.len();
@@ -52,7 +57,16 @@ pub(super) fn weights_times_columns<T: Storage>(
                 } else {
                     whole_words(weights, width, taken.clone(), packed)
                 };
+                // The rows of the next group.
+                let lines = (k.len() / VECTOR).max(1).ilog2();
+                let next = Ahead {
+                    start: a.as_ptr().wrapping_add(a_row * group.len()).cast(),
+                    row: a_row * size_of::<T>(),
+                    lines,
+                    count: group.len() << lines,
+                };
                 for panel in panels(rows) {
+                    let part = panel.start..panel.start + panel.lanes;
                     let columns = &mut columns[panel.start * all..][..panel.lanes * all];
                     Block {
                         a,
@@ -63,8 +77,9 @@ pub(super) fn weights_times_columns<T: Storage>(
                         k: k.len(),
                         c: &mut columns[group.start * panel.lanes..],
                         c_row: panel.lanes,
+                        to: None,
                         start: if k.start > 0 { Start::Add } else { Start::Zero },
-                        ahead: None,
+                        ahead: Some(next.part(part, padded(rows))),
                     }
                     .multiply(isa);
                 }
@@ -197,7 +212,7 @@ pub(super) fn rows_times_weights<T: Storage>(
             .enumerate()
             .flat_map(move |(part, weights)| {
                 let outputs = outputs.clone();
-                depths(words::<T>(weights.len() / width)).map(move |k| Step {
+                depths(words::<T>(weights.len() / width), packed_depth::<T>()).map(move |k| Step {
                     weights,
                     from: part * left.part,
                     outputs: outputs.clone(),
@@ -235,8 +250,12 @@ fn multiply_step<T: Storage>(
     } = step;
     let inputs = weights.len() / width;
     let of_k = k.start * T::PER_WORD..inputs.min(k.end * T::PER_WORD);
+    let stride = padded(outputs.len());
+    let next = next.map(|next| lines_of(next, width));
+    let all = left.height * panels(outputs.len()).count();
+    let mut done = 0;
     for panel in panels(outputs.len()) {
-        let packed = &mut packed[panel.start * k.len()..][..panel.lanes * k.len()];
+        let packed = &mut packed[..panel.lanes * k.len()];
         let of_weights = Panel {
             start: outputs.start + panel.start,
             ..panel
@@ -251,23 +270,21 @@ fn multiply_step<T: Storage>(
             of_weights,
             packed,
         );
-    }
-    let stride = padded(outputs.len());
-    let blocks = left.height.div_ceil(group::<T>()) * panels(outputs.len()).count();
-    let mut ahead = next.map(|next| lines_of(next, width).parts(blocks));
-    for rows in cut(0..left.height, group::<T>()) {
-        for panel in panels(outputs.len()) {
+        for rows in cut(0..left.height, group::<T>()) {
+            let before = done;
+            done += rows.len();
             Block {
                 a: &left.rows[rows.start * left.stride + step.from + of_k.start..],
                 a_row: left.stride,
                 m: rows.len(),
-                b: &packed[panel.start * k.len()..],
+                b: packed,
                 lanes: panel.lanes,
                 k: k.len(),
                 c: &mut sums[rows.start * stride + panel.start..],
                 c_row: stride,
+                to: None,
                 start: if step.add { Start::Add } else { Start::Zero },
-                ahead: ahead.as_mut().and_then(Iterator::next),
+                ahead: next.map(|next| next.part(before..done, all)),
             }
             .multiply(isa);
         }
