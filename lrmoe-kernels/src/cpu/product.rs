@@ -62,16 +62,7 @@ pub(super) fn weights_times_columns<T: Storage>(
                 } else {
                     whole_words(weights, width, taken.clone(), packed)
                 };
-                // The rows of the next group.
-                let lines = (k.len() / VECTOR).max(1).ilog2();
-                let next = Ahead {
-                    start: a.as_ptr().wrapping_add(a_row * group.len()).cast(),
-                    row: a_row * size_of::<T>(),
-                    lines,
-                    count: group.len() << lines,
-                };
                 for panel in panels(rows) {
-                    let part = panel.start..panel.start + panel.lanes;
                     let columns = &mut columns[panel.start * all..][..panel.lanes * all];
                     Block {
                         a,
@@ -84,7 +75,7 @@ pub(super) fn weights_times_columns<T: Storage>(
                         c_row: panel.lanes,
                         to: None,
                         start: if k.start > 0 { Start::Add } else { Start::Zero },
-                        ahead: Some(next.part(part, padded(rows))),
+                        ahead: None,
                     }
                     .multiply(isa);
                 }
