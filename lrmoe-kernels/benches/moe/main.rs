@@ -14,16 +14,15 @@ mod routing;
 use std::error::Error;
 
 use lrmoe_kernels::{
-    Activation, BackwardRows, Cpu, ExpertFfn, FfnElement, FfnShape, SquaredNorm, StashFfn,
-    WeightGradients, Weights, Workspace,
+    Activation, BackwardRows, CompactRows, Cpu, ExpertFfn, FfnElement, FfnShape, HostBuffer,
+    Memory, PairRows, RowIndex, SquaredNorm, StashFfn, WeightGradients, Weights, Workspace,
     half::bf16,
-    ndarray::{Array2, Array3},
+    ndarray::{ArrayView2, ArrayView3, ArrayViewMut2, ArrayViewMut3},
 };
-use rayon::prelude::*;
 
 use arguments::Arguments;
 use meters::{Times, canary, median, peak_bytes, timed};
-use routing::{Random, Routing, route};
+use routing::{Random, route};
 
 #[derive(Debug)]
 struct Settings {
@@ -66,31 +65,78 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         .num_threads(settings.threads)
         .build()?;
     pool.install(|| match settings.dtype.as_str() {
-        "f32" => measure::<f32>(&settings, |x| x, |x| x),
-        "bf16" => measure(&settings, bf16::from_f32, bf16::to_f32),
+        "f32" => measure::<f32>(&settings, |x| x),
+        "bf16" => measure(&settings, bf16::from_f32),
         other => Err(format!("dtype {other}, expected f32 or bf16").into()),
     })
 }
 
+/// Of all experts, in the memory that a layer keeps them in.
+struct Matrices<T> {
+    gate: HostBuffer<T>,
+    up: HostBuffer<T>,
+    down: HostBuffer<T>,
+}
+
+impl<T: FfnElement> Matrices<T> {
+    fn filled(len: usize, mut value: impl FnMut() -> T) -> Result<Self, lrmoe_kernels::Error> {
+        Ok(Self {
+            gate: filled(len, &mut value)?,
+            up: filled(len, &mut value)?,
+            down: filled(len, &mut value)?,
+        })
+    }
+
+    fn view(&self, shape: &FfnShape) -> Weights<'_, T> {
+        let matrices = |values, [outputs, inputs]: [usize; 2]| {
+            let experts = self.up.len() / (outputs * inputs);
+            ArrayView3::from_shape((experts, outputs, inputs), values).expect("whole matrices")
+        };
+        let (inward, outward) = ([shape.hidden, shape.width], [shape.width, shape.hidden]);
+        Weights {
+            gate: Some(matrices(&self.gate, inward)),
+            up: matrices(&self.up, inward),
+            down: matrices(&self.down, outward),
+        }
+    }
+}
+
+impl Matrices<f32> {
+    fn view_mut(&mut self, shape: &FfnShape) -> WeightGradients<'_> {
+        let experts = self.up.len() / (shape.hidden * shape.width);
+        let matrices = |values, [outputs, inputs]: [usize; 2]| {
+            ArrayViewMut3::from_shape((experts, outputs, inputs), values).expect("whole matrices")
+        };
+        let (inward, outward) = ([shape.hidden, shape.width], [shape.width, shape.hidden]);
+        WeightGradients {
+            gate: Some(matrices(&mut self.gate, inward)),
+            up: matrices(&mut self.up, inward),
+            down: matrices(&mut self.down, outward),
+        }
+    }
+}
+
 struct Layer<T> {
     shape: FfnShape,
-    routing: Routing,
-    gate: Array3<T>,
-    up: Array3<T>,
-    down: Array3<T>,
-    gradients: [Array3<f32>; 3],
+    offsets: Vec<usize>,
+    /// Token of each row.
+    tokens: RowIndex<Cpu>,
+    /// Rows of each token.
+    pairs: PairRows<Cpu>,
+    weights: Matrices<T>,
+    gradients: Matrices<f32>,
     /// Of tokens.
-    x: Array2<T>,
-    dy: Array2<T>,
-    y: Array2<T>,
-    dx: Array2<T>,
+    x: HostBuffer<T>,
+    dy: HostBuffer<T>,
+    y: HostBuffer<T>,
+    dx: HostBuffer<T>,
     /// Of rows.
-    row_x: Array2<T>,
-    row_y: Array2<T>,
-    row_dy: Array2<T>,
-    row_dx: Array2<T>,
-    stash: Option<Array2<T>>,
-    gate_weights: Vec<f32>,
+    row_x: HostBuffer<T>,
+    row_y: HostBuffer<T>,
+    row_dy: HostBuffer<T>,
+    row_dx: HostBuffer<T>,
+    stash: Option<HostBuffer<T>>,
+    gate_weights: HostBuffer<f32>,
     ones: Vec<f32>,
     /// Gradients are written, not added to.
     write_over: Vec<bool>,
@@ -99,53 +145,26 @@ struct Layer<T> {
     workspace: Workspace,
 }
 
-fn gather<T: Copy + Send + Sync>(from: &Array2<T>, tokens: &[usize], to: &mut Array2<T>) {
-    let width = from.ncols();
-    let to = to.as_slice_mut().expect("standard layout");
-    to.par_chunks_exact_mut(width)
-        .zip(tokens)
-        .with_min_len(16)
-        .for_each(|(to, &token)| {
-            to.copy_from_slice(from.row(token).as_slice().expect("standard layout"));
-        });
+fn filled<T: FfnElement>(
+    len: usize,
+    mut value: impl FnMut() -> T,
+) -> Result<HostBuffer<T>, lrmoe_kernels::Error> {
+    let mut buffer = HostBuffer::default();
+    Cpu.resize(&mut buffer, len)?;
+    buffer.iter_mut().for_each(|x| *x = value());
+    Ok(buffer)
 }
 
-/// Between f32 and what is stored.
-#[derive(Clone, Copy)]
-struct Convert<T> {
-    narrow: fn(f32) -> T,
-    widen: fn(T) -> f32,
+fn rows<T>(values: &[T], width: usize) -> ArrayView2<'_, T> {
+    ArrayView2::from_shape((values.len() / width, width), values).expect("whole rows")
 }
 
-/// Each token's rows times their weights, added in the order of slots.
-fn combine<T: Copy + Send + Sync>(
-    from: &Array2<T>,
-    rows: &[usize],
-    weights: &[f32],
-    to: &mut Array2<T>,
-    convert: Convert<T>,
-) {
-    let (width, top_k) = (from.ncols(), rows.len() / to.nrows());
-    let from = from.as_slice().expect("standard layout");
-    let to = to.as_slice_mut().expect("standard layout");
-    to.par_chunks_exact_mut(width)
-        .zip(rows.par_chunks_exact(top_k))
-        .with_min_len(4)
-        .for_each(|(to, rows)| {
-            let mut sums = vec![0.0; width];
-            for &row in rows {
-                for (sum, &x) in sums.iter_mut().zip(&from[row * width..]) {
-                    *sum += weights[row] * (convert.widen)(x);
-                }
-            }
-            to.iter_mut()
-                .zip(sums)
-                .for_each(|(to, sum)| *to = (convert.narrow)(sum));
-        });
+fn rows_mut<T>(values: &mut [T], width: usize) -> ArrayViewMut2<'_, T> {
+    ArrayViewMut2::from_shape((values.len() / width, width), values).expect("whole rows")
 }
 
-impl<T: FfnElement + std::fmt::Debug> Layer<T> {
-    fn new(settings: &Settings, narrow: fn(f32) -> T) -> Self {
+impl<T: FfnElement> Layer<T> {
+    fn new(settings: &Settings, narrow: fn(f32) -> T) -> Result<Self, lrmoe_kernels::Error> {
         let Settings {
             shape,
             tokens,
@@ -156,115 +175,82 @@ impl<T: FfnElement + std::fmt::Debug> Layer<T> {
         let FfnShape { width, hidden, .. } = shape;
         let mut random = Random(1);
         let routing = route([tokens, experts, top_k], settings.zipf, &mut random);
-        let rows = routing.tokens.len();
-        let zeros = |rows: usize| Array2::from_elem((rows, width), narrow(0.0));
-        let mut matrices = |outputs, inputs| {
-            Array3::from_shape_simple_fn((experts, outputs, inputs), || {
-                narrow((random.unit() as f32 - 0.5) * 0.07)
-            })
-        };
-        let (gate, up, down) = (
-            matrices(hidden, width),
-            matrices(hidden, width),
-            matrices(width, hidden),
-        );
-        let gradients = [[hidden, width], [hidden, width], [width, hidden]];
-        let mut tokens_of = |scale: f32| {
-            Array2::from_shape_simple_fn((tokens, width), || narrow(random.normal() * scale))
-        };
-        Self {
-            shape,
-            gate,
-            up,
-            down,
-            gradients: gradients.map(|[a, b]| Array3::from_elem((experts, a, b), 0.0)),
-            x: tokens_of(1.0),
-            dy: tokens_of(0.01),
-            y: zeros(tokens),
-            dx: zeros(tokens),
-            row_x: zeros(rows),
-            row_y: zeros(rows),
-            row_dy: zeros(rows),
-            row_dx: zeros(rows),
-            stash: settings
-                .stash
-                .then(|| Array2::from_elem((rows, 2 * hidden), narrow(0.0))),
-            gate_weights: vec![1.0 / top_k as f32; rows],
-            ones: vec![1.0; rows],
-            write_over: vec![false; experts],
-            dp: vec![0.0; rows],
-            norms: vec![SquaredNorm::default(); rows],
-            workspace: Workspace::new(),
-            routing,
+        let count = routing.tokens.len();
+        let token_of: Vec<_> = routing.tokens.iter().map(|&token| token as u32).collect();
+        let mut pairs = vec![0; count];
+        for (pair, &row) in routing.rows.iter().enumerate() {
+            pairs[row] = pair as u32;
         }
+        let one = experts * width * hidden;
+        let mut other = Random(2);
+        let mut of_tokens = |scale: f32| filled(tokens * width, || narrow(other.normal() * scale));
+        let stash = settings
+            .stash
+            .then(|| filled(count * 2 * hidden, || narrow(0.0)));
+        let of_rows = || filled(count * width, || narrow(0.0));
+        Ok(Self {
+            shape,
+            offsets: routing.offsets,
+            tokens: Cpu.row_index(&token_of, tokens)?,
+            pairs: Cpu.pair_rows(&pairs, tokens, top_k)?,
+            weights: Matrices::filled(one, || narrow((random.unit() as f32 - 0.5) * 0.07))?,
+            gradients: Matrices::filled(one, || 0.0)?,
+            x: of_tokens(1.0)?,
+            dy: of_tokens(0.01)?,
+            y: HostBuffer::default(),
+            dx: HostBuffer::default(),
+            row_x: of_rows()?,
+            row_y: of_rows()?,
+            row_dy: of_rows()?,
+            row_dx: of_rows()?,
+            stash: stash.transpose()?,
+            gate_weights: filled(count, || 1.0 / top_k as f32)?,
+            ones: vec![1.0; count],
+            write_over: vec![false; experts],
+            dp: vec![0.0; count],
+            norms: vec![SquaredNorm::default(); count],
+            workspace: Workspace::new(),
+        })
     }
 
-    fn forward(&mut self, keep: bool, convert: Convert<T>) -> Result<(), lrmoe_kernels::Error> {
-        let weights = Weights {
-            gate: Some(self.gate.view()),
-            up: self.up.view(),
-            down: self.down.view(),
-        };
-        gather(&self.x, &self.routing.tokens, &mut self.row_x);
-        let (offsets, x, out) = (
-            &self.routing.offsets,
-            self.row_x.view(),
-            self.row_y.view_mut(),
-        );
-        let (workspace, norms) = (&mut self.workspace, Some(&mut self.norms[..]));
+    fn forward(&mut self, keep: bool) -> Result<(), lrmoe_kernels::Error> {
+        let (shape, width) = (&self.shape, self.shape.width);
+        Cpu.gather(&self.x, width, &self.tokens, &mut self.row_x)?;
+        let weights = self.weights.view(shape);
+        let (offsets, workspace) = (&self.offsets, &mut self.workspace);
+        let (x, out) = (rows(&self.row_x, width), rows_mut(&mut self.row_y, width));
+        let norms = Some(&mut self.norms[..]);
         match &mut self.stash {
             Some(stash) if keep => {
-                Cpu.forward_stash(
-                    &self.shape,
-                    &weights,
-                    offsets,
-                    x,
-                    workspace,
-                    out,
-                    norms,
-                    stash.view_mut(),
-                )?;
+                let stash = rows_mut(stash, 2 * shape.hidden);
+                Cpu.forward_stash(shape, &weights, offsets, x, workspace, out, norms, stash)?;
             }
-            _ => Cpu.forward(&self.shape, &weights, offsets, x, workspace, out, norms)?,
+            _ => Cpu.forward(shape, &weights, offsets, x, workspace, out, norms)?,
         }
-        combine(
-            &self.row_y,
-            &self.routing.rows,
-            &self.gate_weights,
-            &mut self.y,
-            convert,
-        );
-        Ok(())
+        let weights = Some(&self.gate_weights);
+        Cpu.combine(&self.row_y, width, &self.pairs, weights, &mut self.y)
     }
 
-    fn backward(&mut self, convert: Convert<T>) -> Result<(), lrmoe_kernels::Error> {
-        let weights = Weights {
-            gate: Some(self.gate.view()),
-            up: self.up.view(),
-            down: self.down.view(),
-        };
-        let [gate, up, down] = &mut self.gradients;
-        let mut gradients = WeightGradients {
-            gate: Some(gate.view_mut()),
-            up: up.view_mut(),
-            down: down.view_mut(),
-        };
-        gather(&self.dy, &self.routing.tokens, &mut self.row_dy);
-        let rows = BackwardRows {
-            x: self.row_x.view(),
-            dy: self.row_dy.view(),
+    fn backward(&mut self) -> Result<(), lrmoe_kernels::Error> {
+        let (shape, width) = (&self.shape, self.shape.width);
+        Cpu.gather(&self.dy, width, &self.tokens, &mut self.row_dy)?;
+        let weights = self.weights.view(shape);
+        let mut gradients = self.gradients.view_mut(shape);
+        let of_rows = BackwardRows {
+            x: rows(&self.row_x, width),
+            dy: rows(&self.row_dy, width),
             gate_weights: &self.gate_weights,
             weights: &self.ones,
         };
-        let (offsets, workspace) = (&self.routing.offsets, &mut self.workspace);
-        let dx = self.row_dx.view_mut();
+        let (offsets, workspace) = (&self.offsets, &mut self.workspace);
+        let dx = rows_mut(&mut self.row_dx, width);
         match &self.stash {
             Some(stash) => Cpu.backward_stash(
-                &self.shape,
+                shape,
                 &weights,
                 offsets,
-                &rows,
-                stash.view(),
+                &of_rows,
+                rows(stash, 2 * shape.hidden),
                 workspace,
                 dx,
                 &mut self.dp,
@@ -272,10 +258,10 @@ impl<T: FfnElement + std::fmt::Debug> Layer<T> {
                 &self.write_over,
             )?,
             None => Cpu.backward(
-                &self.shape,
+                shape,
                 &weights,
                 offsets,
-                &rows,
+                &of_rows,
                 workspace,
                 dx,
                 &mut self.dp,
@@ -283,35 +269,25 @@ impl<T: FfnElement + std::fmt::Debug> Layer<T> {
                 &self.write_over,
             )?,
         }
-        combine(
-            &self.row_dx,
-            &self.routing.rows,
-            &self.ones,
-            &mut self.dx,
-            convert,
-        );
-        Ok(())
+        Cpu.combine(&self.row_dx, width, &self.pairs, None, &mut self.dx)
     }
 }
 
-fn measure<T: FfnElement + std::fmt::Debug>(
+fn measure<T: FfnElement>(
     settings: &Settings,
     narrow: fn(f32) -> T,
-    widen: fn(T) -> f32,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let convert = Convert { narrow, widen };
-    let mut layer = Layer::new(settings, narrow);
-    layer.forward(true, convert)?;
-    layer.backward(convert)?;
+    let mut layer = Layer::new(settings, narrow)?;
+    layer.forward(true)?;
+    layer.backward()?;
     let (mut forward, mut both, mut canaries) = (vec![], vec![], vec![canary()]);
     for _ in 0..settings.reps {
-        let (result, times) = timed(|| layer.forward(false, convert));
+        let (result, times) = timed(|| layer.forward(false));
         result?;
         forward.push(times);
         let (result, times) = timed(|| {
-            layer
-                .forward(true, convert)
-                .and_then(|()| layer.backward(convert))
+            layer.forward(true)?;
+            layer.backward()
         });
         result?;
         both.push(times);

@@ -34,7 +34,7 @@ pub(super) fn backward<T: Storage>(
     accumulate: &[bool],
 ) {
     let (width, hidden_width) = (experts.shape.width, experts.shape.hidden);
-    let isa = Isa::detect().for_sizes(width, hidden_width);
+    let isa = Isa::detect().for_experts::<T>(width, hidden_width);
     let of_pre = experts.pre_activations() * hidden_width;
     let x = inputs.x.to_slice().expect("checked layout");
     let dy = inputs.dy.to_slice().expect("checked layout");

@@ -70,7 +70,7 @@ impl Storage for bf16 {
     const PER_WORD: usize = 2;
 
     unsafe fn multiply(isa: Isa, raw: &Raw) {
-        // SAFETY: passed on. `Isa::for_sizes` and the padding of rows keep AMX to whole tiles.
+        // SAFETY: passed on. `Isa::for_experts` and the padding of rows keep AMX to whole tiles.
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]

@@ -31,7 +31,7 @@ pub(super) fn forward<T: Storage>(
     outputs: Outputs<'_, T>,
 ) {
     let (width, hidden) = (experts.shape.width, experts.shape.hidden);
-    let isa = Isa::detect().for_sizes(width, hidden);
+    let isa = Isa::detect().for_experts::<T>(width, hidden);
     let x = x.to_slice().expect("checked layout");
     let mut out = outputs.out.into_slice().expect("checked layout");
     let mut h_norms = outputs.h_norms;

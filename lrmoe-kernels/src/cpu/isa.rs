@@ -1,5 +1,7 @@
 use std::fmt;
 
+use super::element::Storage;
+
 /// Instruction sets that the kernels are written for, in ascending order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Isa {
@@ -59,10 +61,11 @@ impl Isa {
         }
     }
 
-    /// What products of experts of these sizes run on: AMX tiles are whole.
-    pub(super) fn for_sizes(self, width: usize, hidden: usize) -> Self {
+    /// What products of experts of these elements and sizes run on: AMX tiles are whole, and of bf16.
+    pub(super) fn for_experts<T: Storage>(self, width: usize, hidden: usize) -> Self {
         const TILE: usize = 32;
-        if width.is_multiple_of(TILE) && hidden.is_multiple_of(TILE) {
+        let whole = width.is_multiple_of(TILE) && hidden.is_multiple_of(TILE);
+        if T::PER_WORD == 2 && whole {
             self
         } else {
             self.min(Self::Avx512Bf16)

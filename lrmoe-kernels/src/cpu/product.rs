@@ -25,9 +25,14 @@ const fn group<T: Storage>() -> usize {
     if T::PER_WORD == 1 { 24 } else { 96 }
 }
 
+/// Most words of k of a panel of weights that is packed: that of f32 stays in the first cache while all rows pass.
+const fn packed_depth<T: Storage>() -> usize {
+    if T::PER_WORD == 1 { 128 } else { DEPTH }
+}
+
 /// Cuts `words` words of k into nearly equal parts of whole lines.
-fn depths(words: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-    let count = words.div_ceil(DEPTH);
+fn depths(words: usize, most: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    let count = words.div_ceil(most);
     let depth = padded(words.div_ceil(count.max(1))).max(1);
     cut(0..words, depth)
 }
@@ -45,7 +50,7 @@ pub(super) fn weights_times_columns<T: Storage>(
         return;
     };
     let words = words::<T>(width);
-    for k in depths(words) {
+    for k in depths(words, DEPTH) {
         let taken = k.start * T::PER_WORD..width.min(k.end * T::PER_WORD);
         for (right, columns) in &mut *matrices {
             let all = right.outputs.len();
@@ -68,6 +73,7 @@ pub(super) fn weights_times_columns<T: Storage>(
                         k: k.len(),
                         c: &mut columns[group.start * panel.lanes..],
                         c_row: panel.lanes,
+                        to: None,
                         start: if k.start > 0 { Start::Add } else { Start::Zero },
                         ahead: None,
                     }
@@ -202,7 +208,7 @@ pub(super) fn rows_times_weights<T: Storage>(
             .enumerate()
             .flat_map(move |(part, weights)| {
                 let outputs = outputs.clone();
-                depths(words::<T>(weights.len() / width)).map(move |k| Step {
+                depths(words::<T>(weights.len() / width), packed_depth::<T>()).map(move |k| Step {
                     weights,
                     from: part * left.part,
                     outputs: outputs.clone(),
@@ -240,8 +246,12 @@ fn multiply_step<T: Storage>(
     } = step;
     let inputs = weights.len() / width;
     let of_k = k.start * T::PER_WORD..inputs.min(k.end * T::PER_WORD);
+    let stride = padded(outputs.len());
+    let next = next.map(|next| lines_of(next, width));
+    let all = left.height * panels(outputs.len()).count();
+    let mut done = 0;
     for panel in panels(outputs.len()) {
-        let packed = &mut packed[panel.start * k.len()..][..panel.lanes * k.len()];
+        let packed = &mut packed[..panel.lanes * k.len()];
         let of_weights = Panel {
             start: outputs.start + panel.start,
             ..panel
@@ -256,23 +266,21 @@ fn multiply_step<T: Storage>(
             of_weights,
             packed,
         );
-    }
-    let stride = padded(outputs.len());
-    let blocks = left.height.div_ceil(group::<T>()) * panels(outputs.len()).count();
-    let mut ahead = next.map(|next| lines_of(next, width).parts(blocks));
-    for rows in cut(0..left.height, group::<T>()) {
-        for panel in panels(outputs.len()) {
+        for rows in cut(0..left.height, group::<T>()) {
+            let before = done;
+            done += rows.len();
             Block {
                 a: &left.rows[rows.start * left.stride + step.from + of_k.start..],
                 a_row: left.stride,
                 m: rows.len(),
-                b: &packed[panel.start * k.len()..],
+                b: packed,
                 lanes: panel.lanes,
                 k: k.len(),
                 c: &mut sums[rows.start * stride + panel.start..],
                 c_row: stride,
+                to: None,
                 start: if step.add { Start::Add } else { Start::Zero },
-                ahead: ahead.as_mut().and_then(Iterator::next),
+                ahead: next.map(|next| next.part(before..done, all)),
             }
             .multiply(isa);
         }

@@ -290,7 +290,16 @@ impl Terms {
                                 sums[..columns.len()].copy_from_slice(&row[columns.clone()]);
                             }
                         }
-                        self.add(&left, features.clone(), packed, lanes, sums);
+                        let to = &mut gradient[columns.start..];
+                        let lines = lanes == columns.len()
+                            && width.is_multiple_of(VECTOR)
+                            && stream::before_lines(to) == 0;
+                        if lines && self.isa != Isa::Amx {
+                            let to = Some((to, width));
+                            self.add(&left, features.clone(), packed, lanes, sums, to);
+                            continue;
+                        }
+                        self.add(&left, features.clone(), packed, lanes, sums, None);
                         let rows = gradient.chunks_exact_mut(width);
                         for (sums, row) in sums.chunks_exact(lanes).zip(rows) {
                             stream::copy(&sums[..columns.len()], &mut row[columns.clone()]);
@@ -301,7 +310,8 @@ impl Terms {
         }
     }
 
-    /// The terms of some output rows and one panel, to sums `[outputs, lanes]`.
+    /// The terms of some output rows and one panel, to sums `[outputs, lanes]`; in the end to `to`, if given: lines, and elements from
+    /// one row to the next.
     fn add<T: Storage>(
         self,
         left: &Left<'_, T>,
@@ -309,6 +319,7 @@ impl Terms {
         packed: &[u32],
         lanes: usize,
         sums: &mut [f32],
+        mut to: Option<(&mut [f32], usize)>,
     ) {
         for tile in cut(0..self.rows, self.height) {
             let height = tile.len().next_multiple_of(UNIT);
@@ -316,12 +327,7 @@ impl Terms {
             for rows in cut(tile.clone(), DEPTH * T::PER_WORD) {
                 let a = &columns[rows.start - tile.start..];
                 Block {
-                    ahead: Some(Ahead {
-                        start: a.as_ptr().wrapping_add(features.len() * height).cast(),
-                        row: height * size_of::<T>(),
-                        lines: (DEPTH / VECTOR).ilog2(),
-                        count: features.len() * DEPTH / VECTOR,
-                    }),
+                    ahead: Some(ahead(a, features.len(), height, rows.len())),
                     a,
                     a_row: height,
                     m: features.len(),
@@ -330,6 +336,7 @@ impl Terms {
                     k: self.depth::<T>(rows.len()),
                     c: &mut *sums,
                     c_row: lanes,
+                    to: to.take_if(|_| rows.end == self.rows),
                     start: if self.add || rows.start > 0 {
                         Start::Chain
                     } else {
@@ -375,6 +382,29 @@ impl Terms {
             }
         }
         bytemuck::cast_slice(scratch)
+    }
+}
+
+/// The columns after the `count` ones at `a`, `height` apart, of which `rows` rows are looked at.
+fn ahead<T>(a: &[T], count: usize, height: usize, rows: usize) -> Ahead {
+    let row = height * size_of::<T>();
+    let start = a.as_ptr().wrapping_add(count * height).cast();
+    if rows.next_multiple_of(UNIT) == height {
+        // One run of lines.
+        let count = count * row / stream::LINE;
+        return Ahead {
+            start,
+            row: stream::LINE,
+            lines: 0,
+            count,
+        };
+    }
+    let lines = (DEPTH / VECTOR).ilog2();
+    Ahead {
+        start,
+        row,
+        lines,
+        count: count << lines,
     }
 }
 

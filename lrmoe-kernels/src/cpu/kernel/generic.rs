@@ -13,6 +13,10 @@ pub(in super::super) struct Raw {
     pub(super) k: usize,
     pub(super) c: *mut f32,
     pub(super) c_row: usize,
+    /// Whole lines that take the result instead of C; C itself if `streams` is not set.
+    pub(super) to: *mut f32,
+    pub(super) to_row: usize,
+    pub(super) streams: bool,
     pub(super) start: Start,
     pub(super) ahead: Option<Ahead>,
 }
@@ -35,6 +39,12 @@ pub(super) trait Op {
     ///
     /// `LANES` values are writable at `to`.
     unsafe fn store(to: *mut f32, sums: Self::Sums);
+    /// Past the caches where the instruction set can.
+    ///
+    /// # Safety
+    ///
+    /// `LANES` values are writable at `to`, which is aligned to them.
+    unsafe fn stream(to: *mut f32, sums: Self::Sums);
     /// # Safety
     ///
     /// `LANES` words are readable at `from`.
@@ -83,10 +93,11 @@ unsafe fn tile<O: Op, const R: usize, const V: usize, const S: usize>(
         let rate = raw.ahead.map_or(0, |ahead| ahead.rate(raw.m * chunks));
         for chunk in 0..chunks {
             if let Some(ahead) = &raw.ahead {
-                for (r, a) in a.iter().enumerate() {
+                for a in a {
                     O::prefetch_near(a.cast::<u8>().wrapping_add(R * raw.a_row));
-                    ahead.prefetch::<O>(row * chunks + chunk * R + r, rate);
                 }
+                let step = row * chunks + chunk * R;
+                ahead.prefetch::<O>(step..step + R, rate);
             }
             for _ in 0..CHUNK / UNROLLED {
                 step::<O, R, V>(&mut sums, &a, 0, b);
@@ -108,9 +119,15 @@ unsafe fn tile<O: Op, const R: usize, const V: usize, const S: usize>(
                 }
             }
         }
+        let to = raw.to.add(row * raw.to_row + lane);
         for (r, sums) in sums.iter().enumerate() {
             for (v, sums) in sums.iter().enumerate() {
-                O::store(c.add(r * raw.c_row + v * O::LANES), *sums);
+                let to = to.add(r * raw.to_row + v * O::LANES);
+                if raw.streams {
+                    O::stream(to, *sums);
+                } else {
+                    O::store(to, *sums);
+                }
             }
         }
     }

@@ -14,7 +14,9 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::{element::Storage, isa::Isa};
+use std::ops::Range;
+
+use super::{element::Storage, isa::Isa, stream::before_lines};
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use amx::is_usable as amx_is_usable;
@@ -55,6 +57,8 @@ pub(super) struct Block<'a, T> {
     pub(super) c: &'a mut [f32],
     /// Elements from one row of C to the next.
     pub(super) c_row: usize,
+    /// Where the result goes instead of to C, past the caches: whole lines, and elements from one row to the next.
+    pub(super) to: Option<(&'a mut [f32], usize)>,
     /// What the sums begin with.
     pub(super) start: Start,
     /// What will be read next; `None` where the processor itself sees the pattern.
@@ -75,14 +79,15 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Whole rows for each of `count` blocks.
-    pub(super) fn parts(self, count: usize) -> impl Iterator<Item = Self> {
-        let rows = (self.count >> self.lines).div_ceil(count);
-        (0..count).map(move |i| Self {
-            start: self.start.wrapping_add(i * rows * self.row),
-            count: rows << self.lines,
+    /// Whole rows for a part of `all`.
+    pub(super) fn part(self, part: Range<usize>, all: usize) -> Self {
+        let rows = self.count >> self.lines;
+        let (from, to) = (rows * part.start / all, rows * part.end / all);
+        Self {
+            start: self.start.wrapping_add(from * self.row),
+            count: (to - from) << self.lines,
             ..self
-        })
+        }
     }
 
     /// Lines of a step, in units of 2^-16, when all take `steps` of them.
@@ -92,10 +97,11 @@ impl Ahead {
     }
 
     #[inline(always)]
-    fn prefetch<O: generic::Op>(&self, step: usize, rate: usize) {
-        let line = (step * rate) >> 16;
-        let (row, line) = (line >> self.lines, line & ((1 << self.lines) - 1));
-        O::prefetch(self.start.wrapping_add(row * self.row + line * 64));
+    fn prefetch<O: generic::Op>(&self, steps: Range<usize>, rate: usize) {
+        for line in (steps.start * rate) >> 16..(steps.end * rate) >> 16 {
+            let (row, line) = (line >> self.lines, line & ((1 << self.lines) - 1));
+            O::prefetch(self.start.wrapping_add(row * self.row + line * 64));
+        }
     }
 }
 
@@ -111,13 +117,15 @@ impl<T: Storage> Block<'_, T> {
             k,
             c,
             c_row,
-            ..
-        } = &self;
-        if *m == 0 {
+            to,
+            start,
+            ahead,
+        } = self;
+        if m == 0 {
             return;
         }
         assert!(
-            lanes.is_multiple_of(VECTOR) && *lanes <= LANES && *lanes > 0,
+            lanes.is_multiple_of(VECTOR) && lanes <= LANES && lanes > 0,
             "{lanes} lanes"
         );
         assert!(
@@ -131,20 +139,40 @@ impl<T: Storage> Block<'_, T> {
             "{m} rows of C in {}",
             c.len()
         );
-        let raw = generic::Raw {
-            a: self.a.as_ptr().cast(),
-            a_row: self.a_row * size_of::<T>(),
-            m: self.m,
-            b: self.b.as_ptr(),
-            lanes: self.lanes,
-            k: self.k,
-            c: self.c.as_mut_ptr(),
-            c_row: self.c_row,
-            start: self.start,
-            ahead: self.ahead,
+        let streams = to.is_some();
+        let c = c.as_mut_ptr();
+        let (to, to_row) = match to {
+            Some((to, to_row)) => {
+                assert!(
+                    (m - 1) * to_row + lanes <= to.len(),
+                    "{m} rows of results in {}",
+                    to.len()
+                );
+                assert!(
+                    to_row.is_multiple_of(VECTOR) && before_lines(to) == 0,
+                    "results are whole lines"
+                );
+                (to.as_mut_ptr(), to_row)
+            }
+            None => (c, c_row),
         };
-        // SAFETY: by the assertions above, rows of A, B and C of these lengths lie in the slices. C is borrowed mutably. The
-        // machine has the instruction set, as `Isa` says.
+        let raw = Raw {
+            a: a.as_ptr().cast(),
+            a_row: a_row * size_of::<T>(),
+            m,
+            b: b.as_ptr(),
+            lanes,
+            k,
+            c,
+            c_row,
+            to,
+            to_row,
+            streams,
+            start,
+            ahead,
+        };
+        // SAFETY: by the assertions above, rows of A, B, C and results of these lengths lie in the slices. C and results are borrowed
+        // mutably, the latter aligned. The machine has the instruction set, as `Isa` says.
         unsafe { T::multiply(isa, &raw) }
     }
 }

@@ -54,6 +54,12 @@ macro_rules! sums {
         }
 
         #[inline(always)]
+        unsafe fn stream(to: *mut f32, sums: Vector) {
+            // SAFETY: as the caller promises.
+            unsafe { Self::store(to, sums) }
+        }
+
+        #[inline(always)]
         fn add(a: Vector, b: Vector) -> Vector {
             array::from_fn(|lane| a[lane] + b[lane])
         }

@@ -9,7 +9,7 @@ use super::generic::{Op, Raw, narrow, wide};
 
 /// The parts of [`Op`] that depend on the vectors alone.
 macro_rules! sums {
-    ($vector:ty, $zero:ident, $load:ident, $store:ident, $add:ident) => {
+    ($vector:ty, $zero:ident, $load:ident, $store:ident, $stream:ident, $add:ident) => {
         type Sums = $vector;
         const LANES: usize = size_of::<$vector>() / 4;
 
@@ -26,6 +26,11 @@ macro_rules! sums {
         #[inline(always)]
         unsafe fn store(to: *mut f32, sums: $vector) {
             unsafe { $store(to, sums) }
+        }
+
+        #[inline(always)]
+        unsafe fn stream(to: *mut f32, sums: $vector) {
+            unsafe { $stream(to, sums) }
         }
 
         #[inline(always)]
@@ -47,11 +52,11 @@ macro_rules! sums {
 
 /// Words are f32.
 macro_rules! f32_words {
-    ($name:ident, $vector:ty, $zero:ident, $load:ident, $store:ident, $add:ident, $splat:ident, $fused:ident) => {
+    ($name:ident, $vector:ty, $zero:ident, $load:ident, $store:ident, $stream:ident, $add:ident, $splat:ident, $fused:ident) => {
         struct $name;
 
         impl Op for $name {
-            sums!($vector, $zero, $load, $store, $add);
+            sums!($vector, $zero, $load, $store, $stream, $add);
             type Words = $vector;
 
             #[inline(always)]
@@ -74,12 +79,12 @@ macro_rules! f32_words {
 
 /// Words are pairs of bf16, widened to f32 by a shift and a mask.
 macro_rules! widened_words {
-    ($name:ident, $vector:ty, $zero:ident, $load:ident, $store:ident, $add:ident, $fused:ident,
+    ($name:ident, $vector:ty, $zero:ident, $load:ident, $store:ident, $stream:ident, $add:ident, $fused:ident,
      $load_words:ident, $splat:ident, $shift:ident, $and:ident, $cast:ident) => {
         struct $name;
 
         impl Op for $name {
-            sums!($vector, $zero, $load, $store, $add);
+            sums!($vector, $zero, $load, $store, $stream, $add);
             type Words = [$vector; 2];
 
             #[inline(always)]
@@ -117,6 +122,7 @@ f32_words!(
     _mm256_setzero_ps,
     _mm256_loadu_ps,
     _mm256_storeu_ps,
+    _mm256_stream_ps,
     _mm256_add_ps,
     _mm256_set1_ps,
     _mm256_fmadd_ps
@@ -127,6 +133,7 @@ f32_words!(
     _mm512_setzero_ps,
     _mm512_loadu_ps,
     _mm512_storeu_ps,
+    _mm512_stream_ps,
     _mm512_add_ps,
     _mm512_set1_ps,
     _mm512_fmadd_ps
@@ -137,6 +144,7 @@ widened_words!(
     _mm256_setzero_ps,
     _mm256_loadu_ps,
     _mm256_storeu_ps,
+    _mm256_stream_ps,
     _mm256_add_ps,
     _mm256_fmadd_ps,
     _mm256_loadu_si256,
@@ -151,6 +159,7 @@ widened_words!(
     _mm512_setzero_ps,
     _mm512_loadu_ps,
     _mm512_storeu_ps,
+    _mm512_stream_ps,
     _mm512_add_ps,
     _mm512_fmadd_ps,
     _mm512_loadu_si512,
@@ -169,6 +178,7 @@ impl Op for Avx512Dot {
         _mm512_setzero_ps,
         _mm512_loadu_ps,
         _mm512_storeu_ps,
+        _mm512_stream_ps,
         _mm512_add_ps
     );
     type Words = __m512bh;
