@@ -168,6 +168,8 @@ pub struct RowIndex<B: Memory + ?Sized> {
     pub(crate) index: B::Buffer<u32>,
     /// The places of `index` in the order in which the backend fills them; empty if that is their own.
     pub(crate) order: B::Buffer<u32>,
+    /// By what a host finds the order.
+    pub(crate) ends: Vec<u32>,
     pub(crate) rows: usize,
 }
 
@@ -188,6 +190,7 @@ impl<B: Memory + ?Sized> Default for RowIndex<B> {
         Self {
             index: Default::default(),
             order: Default::default(),
+            ends: Vec::new(),
             rows: 0,
         }
     }

@@ -3,39 +3,41 @@ use std::{fmt, ops::Range};
 use lrmoe_metric::SquaredNorm;
 
 use crate::{
-    Error, FfnShape, Memory,
+    Element, Error, FfnElement, FfnShape, Memory,
     error::check_length,
     ffn::{check_gate, check_offsets},
 };
 
-/// Matrices of a rank's instances in a backend's memory: weights, or their gradients. Shapes as in [`Weights`](crate::Weights).
+/// Matrices of a rank's instances in a backend's memory: weights, or their gradients, which are f32 whatever the weights are. Shapes as in
+/// [`Weights`](crate::Weights).
 #[derive(Debug)]
-pub struct ExpertBuffers<B: Memory + ?Sized> {
+pub struct ExpertBuffers<B: Memory + ?Sized, T: Element = f32> {
     /// Gate projection `[instances, F, D]`; exactly with gated activations.
-    pub gate: Option<B::Buffer<f32>>,
+    pub gate: Option<B::Buffer<T>>,
     /// Up projection `[instances, F, D]`.
-    pub up: B::Buffer<f32>,
+    pub up: B::Buffer<T>,
     /// Down projection `[instances, D, F]`.
-    pub down: B::Buffer<f32>,
+    pub down: B::Buffer<T>,
 }
 
 /// What the backward pass knows of each row, in a backend's memory; see [`BackwardRows`](crate::BackwardRows).
 #[derive(Debug)]
-pub struct RowBuffers<'a, B: Memory + ?Sized> {
+pub struct RowBuffers<'a, B: Memory + ?Sized, T: Element = f32> {
     /// Input of the expert `[rows, D]`.
-    pub x: &'a B::Buffer<f32>,
+    pub x: &'a B::Buffer<T>,
     /// Gradient of the layer's output `[rows, D]`, not multiplied by the gate weight.
-    pub dy: &'a B::Buffer<f32>,
+    pub dy: &'a B::Buffer<T>,
     /// Gate weight p `[rows]`.
     pub gate_weights: &'a B::Buffer<f32>,
     /// Selection weight w `[rows]`.
     pub weights: &'a B::Buffer<f32>,
 }
 
-/// The grouped expert FFN in a backend's memory: what [`ExpertFfn`](crate::ExpertFfn) says, on buffers.
+/// The grouped expert FFN in a backend's memory: what [`ExpertFfn`](crate::ExpertFfn) says, on buffers. A backend has it for each `T` that it can
+/// compute with.
 ///
 /// What a row gives does not depend, to the bit, on the other rows or on its place. Backends agree within rounding.
-pub trait ComputeExperts: Memory {
+pub trait ComputeExperts<T: FfnElement = f32>: Memory {
     /// Memory that calls reuse; its content means nothing.
     type Scratch: Default + fmt::Debug + Send;
 
@@ -55,11 +57,11 @@ pub trait ComputeExperts: Memory {
     fn forward(
         &self,
         shape: &FfnShape,
-        weights: &ExpertBuffers<Self>,
+        weights: &ExpertBuffers<Self, T>,
         offsets: &[usize],
-        x: &Self::Buffer<f32>,
+        x: &Self::Buffer<T>,
         scratch: &mut Self::Scratch,
-        out: &mut Self::Buffer<f32>,
+        out: &mut Self::Buffer<T>,
         h_norms: Option<&mut Self::Buffer<SquaredNorm>>,
     ) -> Result<(), Error>;
 
@@ -67,7 +69,7 @@ pub trait ComputeExperts: Memory {
     /// the instances for which `accumulate` `[instances]` says so, which must have been written before.
     ///
     /// `gradients` has a gate exactly if `weights` has. Sums over an instance's rows are taken in row order, so several calls give the bits of
-    /// one.
+    /// one; for bf16 if all but the last bring a multiple of 32 rows of it.
     ///
     /// # Errors
     ///
@@ -79,11 +81,11 @@ pub trait ComputeExperts: Memory {
     fn backward(
         &self,
         shape: &FfnShape,
-        weights: &ExpertBuffers<Self>,
+        weights: &ExpertBuffers<Self, T>,
         offsets: &[usize],
-        rows: &RowBuffers<'_, Self>,
+        rows: &RowBuffers<'_, Self, T>,
         scratch: &mut Self::Scratch,
-        dx: &mut Self::Buffer<f32>,
+        dx: &mut Self::Buffer<T>,
         dp: &mut Self::Buffer<f32>,
         gradients: &mut ExpertBuffers<Self>,
         accumulate: &[bool],
@@ -98,11 +100,11 @@ pub(crate) struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    pub(crate) fn new<B: Memory + ?Sized>(
+    pub(crate) fn new<B: Memory + ?Sized, T: Element>(
         shape: &FfnShape,
-        weights: &ExpertBuffers<B>,
+        weights: &ExpertBuffers<B, T>,
         offsets: &'a [usize],
-        x: &B::Buffer<f32>,
+        x: &B::Buffer<T>,
     ) -> Result<Self, Error> {
         let FfnShape {
             width,
@@ -132,9 +134,9 @@ impl<'a> Groups<'a> {
         })
     }
 
-    pub(crate) fn check_backward<B: Memory + ?Sized>(
+    pub(crate) fn check_backward<B: Memory + ?Sized, T: Element>(
         &self,
-        rows: &RowBuffers<'_, B>,
+        rows: &RowBuffers<'_, B, T>,
         gradients: &ExpertBuffers<B>,
         accumulate: &[bool],
     ) -> Result<(), Error> {

@@ -48,7 +48,7 @@
 //! | [`CompactRows`] | gather, regroup and scatter-add of [`lrmoe_compact`] | the same bits on every backend |
 //! | [`ComputeExperts`] | the expert FFN as above | the same within rounding |
 //!
-//! With the feature `wgpu`, `Wgpu` has them all on Vulkan, Metal and DX12 devices.
+//! [`Cpu`] computes the experts in f32 and bf16. With the feature `wgpu`, `Wgpu` has them all on Vulkan, Metal and DX12 devices, the experts in f32.
 //!
 //! ```
 //! use lrmoe_kernels::{

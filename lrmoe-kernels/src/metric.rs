@@ -1,6 +1,8 @@
 use std::{borrow::Cow, fmt};
 
-use lrmoe_metric::{Draw, Exchange, Method, Pairs, Score, Scores, SquaredNorm};
+use lrmoe_metric::{
+    Draw, Exchange, Method, Pairs, Score, Scores, Selection, Selector, SquaredNorm,
+};
 
 use crate::{Error, FfnElement, Memory};
 
@@ -11,7 +13,7 @@ pub trait SelectPairs: Memory {
     /// The pairs of a rank.
     type Pairs<'a>: fmt::Debug;
     /// Squared scores of all pairs of a rank.
-    type Scores: fmt::Debug;
+    type Scores: fmt::Debug + Send;
 
     /// Takes up checked pairs.
     ///
@@ -45,6 +47,23 @@ pub trait SelectPairs: Memory {
         h: Option<&Self::Buffer<SquaredNorm>>,
         exchange: &mut E,
     ) -> Result<Self::Scores, Error>;
+
+    /// As [`score`](Self::score), in the memory of earlier scores where the backend can.
+    ///
+    /// # Errors
+    ///
+    /// As for [`score`](Self::score).
+    fn score_into<E: Exchange>(
+        &self,
+        score: Score,
+        pairs: &Self::Pairs<'_>,
+        [dy, h]: [Option<&Self::Buffer<SquaredNorm>>; 2],
+        exchange: &mut E,
+        scores: &mut Option<Self::Scores>,
+    ) -> Result<(), Error> {
+        *scores = Some(self.score(score, pairs, dy, h, exchange)?);
+        Ok(())
+    }
 
     /// The scores on the host, for a [profile](lrmoe_metric::Profile).
     ///
@@ -91,6 +110,33 @@ pub trait SelectPairs: Memory {
         draw: Draw,
         exchange: &mut E,
     ) -> Result<Kept<Self>, Error>;
+
+    /// As [`select`](Self::select), to the host: into the `selection` of `selector`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`select`](Self::select).
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "those of `select`, and where it goes"
+    )]
+    fn select_to_host<E: Exchange>(
+        &self,
+        method: Method,
+        pairs: &Self::Pairs<'_>,
+        scores: &Self::Scores,
+        quotas: &[u32],
+        draw: Draw,
+        exchange: &mut E,
+        selector: &mut Selector,
+    ) -> Result<(), Error> {
+        let kept = self.select(method, pairs, scores, quotas, draw, exchange)?;
+        let Selection { pairs, weights } = &mut selector.selection;
+        pairs.resize(Self::len(&kept.pairs), 0);
+        self.read(&kept.pairs, pairs)?;
+        weights.resize(Self::len(&kept.weights), 0.0);
+        self.read(&kept.weights, weights)
+    }
 }
 
 /// Pairs that were kept by their keys, as [`lrmoe_metric::KeySelection`].

@@ -57,7 +57,7 @@ impl First {
 
 /// Boundaries of the `experts` after the first round.
 pub(crate) fn boundaries<E: Exchange>(
-    grouped: &Grouped,
+    grouped: &mut Grouped,
     experts: &[usize],
     first: &[First],
     exchange: &mut E,
@@ -65,10 +65,8 @@ pub(crate) fn boundaries<E: Exchange>(
     if experts.is_empty() {
         Ok(Vec::new())
     } else if exchange.ranks() == 1 {
-        let each = experts.par_iter().zip(first);
-        Ok(each
-            .map(|(&expert, first)| local(grouped.of(expert), first.take))
-            .collect())
+        let each = grouped.windows(experts).into_par_iter().zip(first);
+        Ok(each.map(|(keys, first)| local(keys, first.take)).collect())
     } else {
         distributed(grouped, experts, first, exchange)
     }
@@ -125,11 +123,9 @@ fn descend(counts: &[u32], mut take: u32) -> (usize, u32) {
 }
 
 /// The boundary on one rank, from the keys in the window: the buckets divide the range of the remaining keys, so that one round usually leaves few.
-fn local<'a>(parts: impl Iterator<Item = &'a [u32]>, mut take: u32) -> Boundary {
-    let mut keys = Vec::new();
-    parts.for_each(|part| keys.extend_from_slice(part));
+fn local(mut keys: &mut [u32], mut take: u32) -> Boundary {
     while keys.len() > FEW {
-        let (low, high) = range(&keys);
+        let (low, high) = range(keys);
         if low == high {
             return Boundary {
                 key: low,
@@ -141,7 +137,7 @@ fn local<'a>(parts: impl Iterator<Item = &'a [u32]>, mut take: u32) -> Boundary 
         let shift = bits.saturating_sub(BUCKETS.ilog2());
         let bucket_of = |key: u32| ((key - low) >> shift) as usize;
         let mut counts = [0; BUCKETS];
-        for &key in &keys {
+        for &key in &*keys {
             counts[bucket_of(key)] += 1;
         }
         let (bucket, rest) = descend(&counts, take);
@@ -153,7 +149,7 @@ fn local<'a>(parts: impl Iterator<Item = &'a [u32]>, mut take: u32) -> Boundary 
                 equal: counts[bucket],
             };
         }
-        keys.retain(|&key| bucket_of(key) == bucket);
+        keys = retained(keys, |key| bucket_of(key) == bucket);
     }
     let (_, &mut key, _) = keys.select_nth_unstable_by(take as usize - 1, |a, b| b.cmp(a));
     let larger = keys.iter().filter(|&&other| other > key).count() as u32;
@@ -163,6 +159,16 @@ fn local<'a>(parts: impl Iterator<Item = &'a [u32]>, mut take: u32) -> Boundary 
         take: take - larger,
         equal,
     }
+}
+
+/// The keys to keep, moved to the front.
+fn retained(keys: &mut [u32], keep: impl Fn(u32) -> bool) -> &mut [u32] {
+    let mut kept = 0;
+    for at in 0..keys.len() {
+        keys[kept] = keys[at];
+        kept += usize::from(keep(keys[kept]));
+    }
+    &mut keys[..kept]
 }
 
 /// The smallest and the largest key.

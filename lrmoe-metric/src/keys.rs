@@ -82,21 +82,25 @@ pub fn select_keys<E: Exchange>(
     quotas: &[u32],
     exchange: &mut E,
 ) -> Result<KeySelection, Error> {
-    select_checked(pairs, Ok(keys), quotas, exchange)
+    let (mut grouped, mut kept) = (Grouped::default(), Vec::new());
+    let next = select_checked(pairs, Ok(keys), quotas, exchange, (&mut grouped, &mut kept))?;
+    Ok(KeySelection { pairs: kept, next })
 }
 
-/// [`select_keys`] where forming the keys may have failed on this rank; the others then learn of it.
-pub(crate) fn select_checked<E: Exchange, K: AsRef<[u32]>>(
+/// [`select_keys`] where forming the keys may have failed on this rank; the others then learn of it. Makes `kept` the kept pairs and gives
+/// the keys that follow.
+pub(crate) fn select_checked<E: Exchange>(
     pairs: &Pairs<'_>,
-    keys: Result<K, Error>,
+    keys: Result<&[u32], Error>,
     quotas: &[u32],
     exchange: &mut E,
-) -> Result<KeySelection, Error> {
+    (grouped, kept): (&mut Grouped, &mut Vec<u32>),
+) -> Result<Vec<u32>, Error> {
     let ranks = exchange.ranks();
     let local = keys.and_then(|keys| {
-        check_length("keys", keys.as_ref().len(), pairs.len())?;
+        check_length("keys", keys.len(), pairs.len())?;
         check_length("quotas", quotas.len(), pairs.experts())?;
-        let histogram = Histogram::new(pairs, keys.as_ref(), ranks);
+        let histogram = Histogram::new(pairs, keys, ranks);
         Ok((keys, histogram))
     });
     let mut loads = match &local {
@@ -112,19 +116,17 @@ pub(crate) fn select_checked<E: Exchange, K: AsRef<[u32]>>(
         return Err(Error::TooManyPairsOverall { pairs: total });
     }
 
-    let keys = keys.as_ref();
-    let (grouped, cuts) = cut(pairs, keys, histogram, &loads, quotas, exchange)?;
-    let floors = floors(pairs, keys, &grouped, &cuts, exchange)?;
-    let next = next(&grouped, &cuts, exchange)?;
+    let quotas = (&*loads, quotas);
+    let cuts = cut(pairs, keys, histogram, quotas, grouped, exchange)?;
+    let floors = floors(pairs, keys, grouped, &cuts, exchange)?;
+    let next = next(grouped, &cuts, exchange)?;
     let above = |pair: u32| {
         let (id, key) = (pairs.expert_ids()[pair as usize], keys[pair as usize]);
         let floor = floors.get(slot(id)).copied().unwrap_or(u64::MAX);
         order(key, pair) > floor
     };
-    Ok(KeySelection {
-        pairs: grouped.into_kept(above),
-        next,
-    })
+    grouped.keep(above, kept);
+    Ok(next)
 }
 
 /// Which of an expert's pairs are kept, over all ranks.
@@ -135,15 +137,15 @@ enum Cut {
     At(Boundary),
 }
 
-/// Where each expert is cut, and the pairs of this rank that may be kept.
+/// Where each expert is cut; makes `grouped` the pairs of this rank that may be kept.
 fn cut<E: Exchange>(
     pairs: &Pairs<'_>,
     keys: &[u32],
     mut histogram: Histogram,
-    loads: &[u32],
-    quotas: &[u32],
+    (loads, quotas): (&[u32], &[u32]),
+    grouped: &mut Grouped,
     exchange: &mut E,
-) -> Result<(Grouped, Vec<Cut>), Error> {
+) -> Result<Vec<Cut>, Error> {
     let buckets = histogram.buckets;
     let mut cuts = Vec::with_capacity(loads.len());
     let mut windows = Vec::with_capacity(loads.len());
@@ -179,12 +181,12 @@ fn cut<E: Exchange>(
     for (first, &expert) in first.iter().zip(&experts) {
         windows[expert] = first.window(buckets);
     }
-    let grouped = Grouped::new(pairs, keys, &windows);
-    let boundaries = boundaries(&grouped, &experts, &first, exchange)?;
+    grouped.fill(pairs, keys, &windows);
+    let boundaries = boundaries(grouped, &experts, &first, exchange)?;
     for (&expert, boundary) in experts.iter().zip(boundaries) {
         cuts[expert] = Cut::At(boundary);
     }
-    Ok((grouped, cuts))
+    Ok(cuts)
 }
 
 /// The order of pairs: by key, then by smaller id.

@@ -11,7 +11,8 @@
 //! | [`select`](select()) | scores, quotas `[experts]` | [`Selection`]: ascending local pair ids, weights |
 //! | [`Profile::observe`] | scores | moving histogram `[experts, 256]` of the scores, for a planner |
 //!
-//! [`select_keys`] is the selection on plain `u32` keys, for scores of your own ([`keys_from_scores`]) or from another device.
+//! [`select_keys`] is the selection on plain `u32` keys, for scores of your own ([`keys_from_scores`]) or from another device. [`score_into`] and
+//! [`Selector`] keep their lists for the next step, which then allocates nothing that grows with the pairs.
 //!
 //! **Score.** For `y_t = sum_e p_te f_e(x_t)`, the pair's term in the gradient of the down projection is `p dy h^T`, of Frobenius norm exactly
 //! `p |dy| |h|`: that is [`Score::DownGrad`].
@@ -78,5 +79,5 @@ pub use norm::{SquaredNorm, largest_scale, squared_norms};
 pub use pairs::{MASKED, Pairs};
 pub use profile::Profile;
 pub use quotas::local_quotas;
-pub use score::{Score, Scores, score};
-pub use select::{Method, Selection, select};
+pub use score::{Score, Scores, score, score_into};
+pub use select::{Method, Selection, Selector, select};

@@ -152,8 +152,7 @@ fn check_ids(tokens: usize, top_k: usize, experts: usize, first_pair: u64) -> Re
 /// Checks the range of the ids, and that a token names no expert twice.
 fn check_experts(expert_ids: &[i32], top_k: usize, experts: usize) -> Result<(), Error> {
     let tokens = (CHUNK / top_k).max(1);
-    let check = |(chunk, ids): (usize, &[i32])| {
-        let mut last_token = vec![usize::MAX; experts];
+    let check = |last_token: &mut Vec<usize>, (chunk, ids): (usize, &[i32])| {
         for (row, ids) in ids.chunks_exact(top_k).enumerate() {
             let token = chunk * tokens + row;
             for (slot, &id) in ids.iter().enumerate().filter(|&(_, &id)| id != MASKED) {
@@ -176,7 +175,8 @@ fn check_experts(expert_ids: &[i32], top_k: usize, experts: usize) -> Result<(),
     let error = expert_ids
         .par_chunks(tokens * top_k)
         .enumerate()
-        .find_map_first(check);
+        .map_init(|| vec![usize::MAX; experts], check)
+        .find_map_first(|error| error);
     error.map_or(Ok(()), Err)
 }
 

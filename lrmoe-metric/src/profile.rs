@@ -124,8 +124,12 @@ impl Profile {
 
 /// Unmasked pairs of this rank per expert and bucket.
 fn histogram(pairs: &Pairs<'_>, scores: &Scores) -> Vec<u32> {
+    // As many tables as threads, however many pairs.
+    let parts = (pairs.len() / CHUNK).clamp(1, rayon::current_num_threads());
+    let part = pairs.len().div_ceil(parts).max(1);
     let empty = || vec![0; pairs.experts() * Profile::BUCKETS];
-    let count = |mut counts: Vec<u32>, (ids, squared): (&[i32], &[f32])| {
+    let count = |(ids, squared): (&[i32], &[f32])| {
+        let mut counts = empty();
         let (experts, _) = counts.as_chunks_mut::<{ Profile::BUCKETS }>();
         for (&id, &squared) in ids.iter().zip(squared) {
             if let Some(counts) = experts.get_mut(slot(id)) {
@@ -136,9 +140,9 @@ fn histogram(pairs: &Pairs<'_>, scores: &Scores) -> Vec<u32> {
     };
     pairs
         .expert_ids()
-        .par_chunks(CHUNK)
-        .zip(scores.squared().par_chunks(CHUNK))
-        .fold(empty, count)
+        .par_chunks(part)
+        .zip(scores.squared().par_chunks(part))
+        .map(count)
         .reduce_with(|mut left, right| {
             left.iter_mut()
                 .zip(right)

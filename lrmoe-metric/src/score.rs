@@ -77,6 +77,13 @@ pub struct Scores {
     exponent: i32,
 }
 
+impl Default for Scores {
+    /// Of no pairs.
+    fn default() -> Self {
+        Self::from_squared(Score::Random, Vec::new(), 0)
+    }
+}
+
 impl Scores {
     /// Scores as another backend formed them: see [`squared`](Self::squared) and [`exponent`](Self::exponent).
     pub fn from_squared(kind: Score, squared: Vec<f32>, exponent: i32) -> Self {
@@ -120,6 +127,24 @@ pub fn score<E: Exchange>(
     h: Option<&[SquaredNorm]>,
     exchange: &mut E,
 ) -> Result<Scores, Error> {
+    let mut scores = Scores::default();
+    score_into(kind, pairs, dy, h, exchange, &mut scores)?;
+    Ok(scores)
+}
+
+/// As [`score`], in the memory of earlier scores, which an error leaves as they were.
+///
+/// # Errors
+///
+/// As for [`score`].
+pub fn score_into<E: Exchange>(
+    kind: Score,
+    pairs: &Pairs<'_>,
+    dy: Option<&[SquaredNorm]>,
+    h: Option<&[SquaredNorm]>,
+    exchange: &mut E,
+    scores: &mut Scores,
+) -> Result<(), Error> {
     let local = Factors::new(kind, pairs, dy, h)
         .and_then(|factors| factors.largest_scales().map(|scales| (factors, scales)));
     let mut shared = match &local {
@@ -129,17 +154,14 @@ pub fn score<E: Exchange>(
     exchange.max(&mut shared).map_err(Error::Exchange)?;
     let [dy_scale, h_scale, failed] = shared;
     let (factors, _) = settle(local, failed)?;
-    let exponent = [(factors.dy, dy_scale), (factors.h, h_scale)]
+    scores.kind = kind;
+    scores.exponent = [(factors.dy, dy_scale), (factors.h, h_scale)]
         .iter()
         .filter(|(norms, scale)| norms.is_some() && *scale > 0)
         .map(|(_, scale)| *scale as i32 - 128)
         .sum();
-    let squared = factors.squared(dy_scale, h_scale);
-    Ok(Scores {
-        kind,
-        squared,
-        exponent,
-    })
+    factors.fill_squared(dy_scale, h_scale, &mut scores.squared);
+    Ok(())
 }
 
 /// The factors of a score that are in use.
@@ -180,14 +202,15 @@ impl<'a> Factors<'a> {
     /// Largest scales of the finite rows of dy and h that unmasked pairs use; an error for the first pair whose score is NaN.
     fn largest_scales(&self) -> Result<[u32; 2], Error> {
         let step = self.tokens_per_task();
-        let tasks: Vec<_> = (0..self.pairs.tokens().div_ceil(step))
+        // In the order of the pairs, so that the first error stays.
+        let larger = |a: Result<[u32; 2], Error>, b| {
+            let ([a_dy, a_h], [b_dy, b_h]): (_, [u32; 2]) = (a?, b?);
+            Ok([a_dy.max(b_dy), a_h.max(b_h)])
+        };
+        (0..self.pairs.tokens().div_ceil(step))
             .into_par_iter()
             .map(|task| self.scan(task * step..((task + 1) * step).min(self.pairs.tokens())))
-            .collect();
-        tasks.into_iter().try_fold([0, 0], |[dy, h], task| {
-            let [task_dy, task_h] = task?;
-            Ok([task_dy.max(dy), task_h.max(h)])
-        })
+            .reduce(|| Ok([0, 0]), larger)
     }
 
     fn scan(&self, tokens: std::ops::Range<usize>) -> Result<[u32; 2], Error> {
@@ -220,11 +243,11 @@ impl<'a> Factors<'a> {
         Ok(largest)
     }
 
-    /// Squared scores of all pairs, none of which is NaN.
-    fn squared(&self, dy_scale: u32, h_scale: u32) -> Vec<f32> {
+    /// Makes `squared` the squared scores of all pairs, none of which is NaN.
+    fn fill_squared(&self, dy_scale: u32, h_scale: u32, squared: &mut Vec<f32>) {
         let top_k = self.pairs.top_k();
         let step = self.tokens_per_task();
-        let mut squared = vec![0.0; self.pairs.len()];
+        squared.resize(self.pairs.len(), 0.0);
         let fill = |(task, out): (usize, &mut [f32])| {
             for (row, out) in out.chunks_exact_mut(top_k).enumerate() {
                 let token = task * step + row;
@@ -232,6 +255,7 @@ impl<'a> Factors<'a> {
                 for (slot, out) in out.iter_mut().enumerate() {
                     let pair = token * top_k + slot;
                     if self.pairs.expert(pair).is_none() {
+                        *out = 0.0;
                         continue;
                     }
                     let gate = self.gate.map_or(1.0, |gate| flushed_gate(gate[pair]));
@@ -255,7 +279,6 @@ impl<'a> Factors<'a> {
             .par_chunks_mut(step * top_k)
             .enumerate()
             .for_each(fill);
-        squared
     }
 }
 

@@ -5,7 +5,8 @@ use rayon::prelude::*;
 
 use crate::draw;
 use crate::error::check_length;
-use crate::keys::{KeySelection, select_checked};
+use crate::grouped::Grouped;
+use crate::keys::select_checked;
 use crate::pairs::CHUNK;
 use crate::score::product;
 use crate::{Draw, Error, Exchange, Pairs, Score, Scores};
@@ -74,21 +75,60 @@ pub fn select<E: Exchange>(
     draw: Draw,
     exchange: &mut E,
 ) -> Result<Selection, Error> {
-    let keys = check_length("scores", scores.squared().len(), pairs.len())
-        .map(|()| keys(method, pairs, scores, draw));
-    let kept = select_checked(pairs, keys, quotas, exchange)?;
-    let weights = match method {
-        Method::Top => vec![1.0; kept.pairs.len()],
-        Method::Priority => weights(pairs, scores, &kept),
-    };
-    Ok(Selection {
-        pairs: kept.pairs,
-        weights,
-    })
+    let mut selector = Selector::default();
+    selector.select(method, pairs, scores, quotas, draw, exchange)?;
+    Ok(selector.selection)
 }
 
-fn keys(method: Method, pairs: &Pairs<'_>, scores: &Scores, draw: Draw) -> Vec<u32> {
-    let mut keys = vec![0; pairs.len()];
+/// Selects again and again in the same memory: a selection of no more pairs than an earlier one allocates nothing that grows with them.
+#[derive(Debug, Default)]
+pub struct Selector {
+    /// What the last selection kept.
+    pub selection: Selection,
+    keys: Vec<u32>,
+    grouped: Grouped,
+}
+
+impl Selector {
+    /// As [`select`], into `selection`, which means nothing after an error.
+    ///
+    /// # Errors
+    ///
+    /// As for [`select`].
+    pub fn select<E: Exchange>(
+        &mut self,
+        method: Method,
+        pairs: &Pairs<'_>,
+        scores: &Scores,
+        quotas: &[u32],
+        draw: Draw,
+        exchange: &mut E,
+    ) -> Result<&Selection, Error> {
+        let Self {
+            selection,
+            keys,
+            grouped,
+        } = self;
+        let keys = check_length("scores", scores.squared().len(), pairs.len()).map(|()| {
+            keys.resize(pairs.len(), 0);
+            fill_keys(method, pairs, scores, draw, keys);
+            keys.as_slice()
+        });
+        let Selection {
+            pairs: kept,
+            weights,
+        } = selection;
+        let next = select_checked(pairs, keys, quotas, exchange, (grouped, &mut *kept))?;
+        weights.resize(kept.len(), 1.0);
+        match method {
+            Method::Top => weights.fill(1.0),
+            Method::Priority => fill_weights(pairs, scores, (kept, &next), weights),
+        }
+        Ok(selection)
+    }
+}
+
+fn fill_keys(method: Method, pairs: &Pairs<'_>, scores: &Scores, draw: Draw, keys: &mut [u32]) {
     let fill = |(chunk, (keys, squared)): (usize, (&mut [u32], &[f32]))| {
         let first = pairs.global(chunk * BLOCK);
         match method {
@@ -105,7 +145,6 @@ fn keys(method: Method, pairs: &Pairs<'_>, scores: &Scores, draw: Draw) -> Vec<u
         .enumerate()
         .with_min_len(CHUNK / BLOCK)
         .for_each(fill);
-    keys
 }
 
 /// Keys of `priority` for at most [`BLOCK`] pairs. Each step has a loop of its own, so that the processor overlaps their long chains.
@@ -120,23 +159,24 @@ fn prioritize(draw: Draw, first: u64, squared: &[f32], keys: &mut [u32]) {
     }
 }
 
-/// `max(s, tau)/s` of the kept pairs, from squares; 1 for scores that are 0 (kept only when tau is 0) or infinite.
-fn weights(pairs: &Pairs<'_>, scores: &Scores, kept: &KeySelection) -> Vec<f32> {
-    let weight = |&pair: &u32| {
+/// `max(s, tau)/s` of the kept pairs, from squares; 1 for scores that are 0 (kept only when tau is 0) or infinite. `next` is tau^2 of each
+/// expert.
+fn fill_weights(
+    pairs: &Pairs<'_>,
+    scores: &Scores,
+    (kept, next): (&[u32], &[u32]),
+    weights: &mut [f32],
+) {
+    let weight = |(weight, &pair): (&mut f32, &u32)| {
         let squared = scores.squared()[pair as usize];
-        let threshold = pairs
-            .expert(pair as usize)
-            .map_or(0, |expert| kept.next[expert]);
+        let threshold = pairs.expert(pair as usize).map_or(0, |expert| next[expert]);
         let ratio = f32::from_bits(threshold) / squared;
-        if ratio > 1.0 && squared > 0.0 {
+        *weight = if ratio > 1.0 && squared > 0.0 {
             ratio.sqrt()
         } else {
             1.0
-        }
+        };
     };
-    kept.pairs
-        .par_iter()
-        .with_min_len(4096)
-        .map(weight)
-        .collect()
+    let each = weights.par_iter_mut().zip(kept);
+    each.with_min_len(4096).for_each(weight);
 }

@@ -3,7 +3,8 @@
 mod common;
 
 use lrmoe_metric::{
-    Draw, Error, Exchange, Method, Pairs, Score, Scores, Selection, Solo, score, select,
+    Draw, Error, Exchange, Method, Pairs, Score, Scores, Selection, Selector, Solo, score,
+    score_into, select,
 };
 use ndarray::{Array2, s};
 
@@ -264,4 +265,42 @@ fn names_are_read_and_written() {
         error.to_string(),
         "`best` is no selection method; methods are priority, top"
     );
+}
+
+/// Whatever was scored and selected before: more pairs or fewer, other experts, ties that fill the lists.
+#[test]
+fn memory_that_is_kept_changes_nothing() {
+    let (mut scores, mut selector) = (Scores::default(), Selector::default());
+    for (step, (tokens, experts)) in [(40_000, 9), (10, 3), (20_000, 64), (0, 3), (40_000, 5)]
+        .into_iter()
+        .enumerate()
+    {
+        let ids = Array2::from_shape_fn((tokens, 2), |(token, slot)| {
+            if token % 11 == 0 {
+                -1
+            } else {
+                ((token * 7 / 3 + slot) % experts) as i32
+            }
+        });
+        let gates = Array2::from_shape_fn((tokens, 2), |(token, _)| (token % 1009) as f32);
+        let pairs = Pairs::new(ids.view(), gates.view(), experts, 5).unwrap();
+        let quotas: Vec<u32> = pairs.loads().iter().map(|load| load / 3).collect();
+        let draw = Draw {
+            step: step as u32,
+            ..DRAW
+        };
+        for kind in [Score::Gate, Score::Random] {
+            let fresh = score(kind, &pairs, None, None, &mut Solo).unwrap();
+            score_into(kind, &pairs, None, None, &mut Solo, &mut scores).unwrap();
+            assert!(scores == fresh, "{kind} of {tokens} tokens");
+            for method in [Method::Priority, Method::Top] {
+                let fresh = select(method, &pairs, &fresh, &quotas, draw, &mut Solo).unwrap();
+                let again = selector.select(method, &pairs, &scores, &quotas, draw, &mut Solo);
+                assert!(
+                    *again.unwrap() == fresh,
+                    "{kind} {method} of {tokens} tokens"
+                );
+            }
+        }
+    }
 }

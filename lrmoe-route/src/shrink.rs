@@ -75,8 +75,8 @@ impl Shrunk {
         let experts_of_pairs = experts_of(expert_ids, pairs, experts)?;
         let mut seen = vec![0_u64; experts];
         let (mut stay, mut left) = (Vec::new(), Vec::new());
-        for (&pair, &expert) in pairs.iter().zip(&experts_of_pairs) {
-            let expert = expert as usize;
+        for (&pair, expert) in pairs.iter().zip(experts_of_pairs) {
+            let expert = expert?;
             let stays = seen[expert] < self.counts[[source, expert]].into();
             if stays { &mut stay } else { &mut left }.push(pair);
             seen[expert] += 1;

@@ -72,6 +72,23 @@ impl RoutingTable {
         expert_ids: &[i32],
         pairs: &[u32],
     ) -> Result<Vec<u32>, Error> {
+        let mut order = Vec::new();
+        self.deal_into(source, expert_ids, pairs, &mut order)?;
+        Ok(order)
+    }
+
+    /// As [`deal`](Self::deal), in the memory of an earlier order, which means nothing after an error.
+    ///
+    /// # Errors
+    ///
+    /// As for [`deal`](Self::deal).
+    pub fn deal_into(
+        &self,
+        source: usize,
+        expert_ids: &[i32],
+        pairs: &[u32],
+        order: &mut Vec<u32>,
+    ) -> Result<(), Error> {
         let (ranks, experts) = (self.placement.ranks(), self.placement.experts());
         if source >= ranks {
             return Err(Error::RankOutOfRange {
@@ -79,11 +96,10 @@ impl RoutingTable {
                 ranks,
             });
         }
-        let experts_of_pairs = experts_of(expert_ids, pairs, experts)?;
         let row = self.counts.row(source);
         let mut given = vec![0; experts];
-        for &expert in &experts_of_pairs {
-            given[expert as usize] += 1;
+        for expert in experts_of(expert_ids, pairs, experts)? {
+            given[expert?] += 1;
         }
         for (expert, &got) in given.iter().enumerate() {
             let instances = self.placement.instances_of(expert).iter();
@@ -103,10 +119,11 @@ impl RoutingTable {
             end.push(sent);
         }
         let mut turn = vec![0; experts];
-        let mut order = vec![0; pairs.len()];
-        for (&pair, &expert) in pairs.iter().zip(&experts_of_pairs) {
-            let instances = self.placement.instances_of(expert as usize);
-            let turn = &mut turn[expert as usize];
+        order.resize(pairs.len(), 0);
+        for &pair in pairs {
+            let expert = expert_ids[pair as usize] as usize;
+            let instances = self.placement.instances_of(expert);
+            let turn = &mut turn[expert];
             while place[instances[*turn] as usize] == end[instances[*turn] as usize] {
                 *turn += 1;
             }
@@ -114,7 +131,7 @@ impl RoutingTable {
             order[*place] = pair;
             *place += 1;
         }
-        Ok(order)
+        Ok(())
     }
 
     /// Rounds in which every rank receives all its rows, at most `chunk_rows` a round; the same number on every rank.
@@ -162,22 +179,22 @@ pub(crate) fn experts_of(
     expert_ids: &[i32],
     pairs: &[u32],
     experts: usize,
-) -> Result<Vec<u32>, Error> {
+) -> Result<impl Iterator<Item = Result<usize, Error>>, Error> {
     if let Some(pair) = pairs.windows(2).find(|pair| pair[0] >= pair[1]) {
         return Err(Error::PairOrder {
             pair: pair[1],
             before: pair[0],
         });
     }
-    let expert_of = |&pair: &u32| {
+    let expert_of = move |&pair: &u32| {
         let Some(&expert) = expert_ids.get(pair as usize) else {
             return Err(Error::PairOutOfRange {
                 pair,
                 pairs: expert_ids.len(),
             });
         };
-        match u32::try_from(expert) {
-            Ok(id) if (id as usize) < experts => Ok(id),
+        match usize::try_from(expert) {
+            Ok(id) if id < experts => Ok(id),
             _ => Err(Error::ExpertOutOfRange {
                 pair,
                 expert,
@@ -185,5 +202,5 @@ pub(crate) fn experts_of(
             }),
         }
     };
-    pairs.iter().map(expert_of).collect()
+    Ok(pairs.iter().map(expert_of))
 }

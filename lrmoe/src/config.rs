@@ -5,6 +5,7 @@
 
 mod contender;
 mod device;
+mod dtype;
 mod error;
 mod options;
 
@@ -19,6 +20,7 @@ use crate::policy::{Policy, Selecting};
 
 pub use contender::{Contender, ContenderName, PolicyName};
 pub use device::Device;
+pub use dtype::Dtype;
 pub use error::ConfigError;
 pub use options::TrainOptions;
 

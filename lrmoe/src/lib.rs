@@ -12,7 +12,8 @@
 //! | `reduce_gradients` | | sum of squares of this rank's shard |
 //! | `update` | learning rate | the weights of the next placement |
 //!
-//! Every rank makes every call, with no tokens too. Selections are the same for any number of ranks and threads.
+//! Every rank makes every call, with no tokens too. Selections are the same for any number of ranks and threads. x, y and their gradients are f32,
+//! or bf16 (`MoeLayer<Cpu, bf16>`); expert ids are i32, gate weights and their gradients f32.
 //!
 //! The language model in [`model`] and the loop in [`train`] show how a trainer takes the layer up: the dense part is candle's, the layer is a
 //! custom op. [`trace`] reads and writes routing traces, [`replay`] says what they would have cost under other placement policies.

@@ -5,9 +5,10 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use lrmoe::layer::{ExpertParameters, LayerConfig, MoeLayer};
+use lrmoe::layer::{ExpertParameters, LayerConfig, LayerElement, MoeLayer};
 use lrmoe::policy::{Policy, Selecting};
 use lrmoe_comm::Solo;
+use lrmoe_kernels::half::bf16;
 use lrmoe_kernels::{Activation, Cpu, FfnShape, HostBuffer, Memory};
 use lrmoe_plan::Topology;
 use ndarray::Array2;
@@ -68,19 +69,19 @@ const SMALL: Sizes = Sizes {
     chunk_rows: 512,
 };
 
-struct Step {
-    layer: MoeLayer,
-    x: HostBuffer<f32>,
-    dy: HostBuffer<f32>,
-    y: HostBuffer<f32>,
-    dx: HostBuffer<f32>,
+struct Step<T: LayerElement> {
+    layer: MoeLayer<Cpu, T>,
+    x: HostBuffer<T>,
+    dy: HostBuffer<T>,
+    y: HostBuffer<T>,
+    dx: HostBuffer<T>,
     dp: Array2<f32>,
     expert_ids: Array2<i32>,
     gate_weights: Array2<f32>,
     number: u32,
 }
 
-impl Step {
+impl<T: LayerElement> Step<T> {
     fn new(sizes: &Sizes, policy: Policy) -> Self {
         let &Sizes {
             tokens,
@@ -114,12 +115,12 @@ impl Step {
             down: matrix(),
         };
         let rows = |scale: f32| {
-            let value = |i: usize| scale * ((i * 37 % 101) as f32 - 50.0);
-            let values: Vec<f32> = (0..tokens * width).map(value).collect();
+            let value = |i: usize| T::from_f32(scale * ((i * 37 % 101) as f32 - 50.0));
+            let values: Vec<T> = (0..tokens * width).map(value).collect();
             Cpu.upload(&values).expect("memory")
         };
         Self {
-            layer: MoeLayer::new(config, 0, init).expect("a layer"),
+            layer: MoeLayer::on(Cpu, config, 0, init).expect("a layer"),
             x: rows(0.01),
             dy: rows(0.001),
             y: HostBuffer::default(),
@@ -155,8 +156,8 @@ fn lrmoe(retention: f64) -> Policy {
 }
 
 /// Bytes that a step allocates once the buffers have their sizes.
-fn later_step(sizes: &Sizes, policy: &Policy) -> usize {
-    let mut step = Step::new(sizes, policy.clone());
+fn later_step<T: LayerElement>(sizes: &Sizes, policy: &Policy) -> usize {
+    let mut step = Step::<T>::new(sizes, policy.clone());
     step.run();
     step.run();
     let before = ALLOCATED.load(Relaxed);
@@ -164,32 +165,55 @@ fn later_step(sizes: &Sizes, policy: &Policy) -> usize {
     ALLOCATED.load(Relaxed) - before
 }
 
-/// No row is allocated anew, however wide, but for two that each thread works in; what selection and routing list anew is a few numbers for
-/// each pair.
-fn later_steps_allocate_no_rows() -> Result<(), Failed> {
+/// No row is allocated anew, however wide, but for two that each thread works in.
+fn later_steps_allocate_no_rows<T: LayerElement>() -> Result<(), Failed> {
     for policy in [Policy::Dropless, lrmoe(0.5)] {
         let wide = Sizes {
             width: 512,
             ..SMALL
         };
-        let (bytes, wide) = (later_step(&SMALL, &policy), later_step(&wide, &policy));
-        let pairs = SMALL.tokens * SMALL.top_k;
+        let bytes = [&SMALL, &wide].map(|sizes| later_step::<T>(sizes, &policy));
         let name = policy.name();
-        println!("{name}: {bytes} bytes at width 64, {wide} at width 512, {pairs} pairs");
-        let grown = wide.abs_diff(bytes);
-        if grown > 64 << 10 || bytes > pairs * LISTS {
-            return Err(format!("{name}: {bytes} bytes, {wide} with wider rows").into());
+        println!("{name}: {bytes:?} bytes at widths 64 and 512");
+        if bytes[0].abs_diff(bytes[1]) > 64 << 10 {
+            return Err(format!("{name}: {bytes:?} bytes").into());
         }
     }
     Ok(())
 }
 
-/// Bytes of lists for each pair: less than the smallest row here.
-const LISTS: usize = 128;
+/// Nor is a list of pairs: eight times the rows, in chunks eight times as large, take what the rows took. On one thread, which makes the
+/// counts repeat.
+fn later_steps_allocate_no_lists<T: LayerElement>() -> Result<(), Failed> {
+    let few = Sizes {
+        tokens: 8192,
+        width: 16,
+        hidden: 8,
+        chunk_rows: 4096,
+        ..SMALL
+    };
+    let many = Sizes {
+        tokens: 8 * few.tokens,
+        chunk_rows: 8 * few.chunk_rows,
+        ..few
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
+    // Selection counts keys in two tables of at most 2^14 numbers each, how many of which it needs depends on the scores.
+    for (policy, tables) in [(Policy::Dropless, 0), (lrmoe(0.5), 8 << 14)] {
+        let bytes = pool.install(|| [&few, &many].map(|sizes| later_step::<T>(sizes, &policy)));
+        let name = policy.name();
+        let added = (many.tokens - few.tokens) * few.top_k;
+        println!("{name}: {bytes:?} bytes, {added} pairs more");
+        if bytes[1] > bytes[0] + tables {
+            return Err(format!("{name}: {bytes:?} bytes, {added} pairs more").into());
+        }
+    }
+    Ok(())
+}
 
 /// Qwen3-30B-A3B's layer at 4,096 tokens, but for the number of experts, on which token buffers do not depend, in chunks of 1,280
-/// rows. With 128 experts PyTorch's grouped_mm takes 0.82 GB above weights and gradients.
-fn a_step_takes_half_the_memory_of_pytorch() -> Result<(), Failed> {
+/// rows. With 128 experts PyTorch's grouped_mm takes 0.82 GB above weights and gradients in f32.
+fn a_step_takes_little<T: LayerElement>(bounds: [usize; 2]) -> Result<(), Failed> {
     let sizes = Sizes {
         tokens: 4096,
         width: 2048,
@@ -198,8 +222,8 @@ fn a_step_takes_half_the_memory_of_pytorch() -> Result<(), Failed> {
         top_k: 8,
         chunk_rows: 1280,
     };
-    for (policy, most) in [(Policy::Dropless, 410_000_000), (lrmoe(0.5), 280_000_000)] {
-        let mut step = Step::new(&sizes, policy.clone());
+    for (policy, most) in [Policy::Dropless, lrmoe(0.5)].into_iter().zip(bounds) {
+        let mut step = Step::<T>::new(&sizes, policy.clone());
         let before = HELD.load(Relaxed);
         MOST.store(before, Relaxed);
         step.run();
@@ -212,18 +236,35 @@ fn a_step_takes_half_the_memory_of_pytorch() -> Result<(), Failed> {
     Ok(())
 }
 
+fn trials<T: LayerElement>(dtype: &str, bounds: [usize; 2]) -> [Trial; 3] {
+    let trial =
+        |name, run: fn() -> Result<(), Failed>| Trial::test(format!("{dtype}::{name}"), run);
+    [
+        trial(
+            "later_steps_allocate_no_rows",
+            later_steps_allocate_no_rows::<T>,
+        ),
+        trial(
+            "later_steps_allocate_no_lists",
+            later_steps_allocate_no_lists::<T>,
+        ),
+        Trial::test(
+            format!("{dtype}::a_step_takes_half_the_memory_of_pytorch"),
+            move || a_step_takes_little::<T>(bounds),
+        ),
+    ]
+}
+
 fn main() -> ExitCode {
     // The counts are those of the process: one test at a time.
     let arguments = Arguments {
         test_threads: Some(1),
         ..Arguments::from_args()
     };
-    let trials = vec![
-        Trial::test("later_steps_allocate_no_rows", later_steps_allocate_no_rows),
-        Trial::test(
-            "a_step_takes_half_the_memory_of_pytorch",
-            a_step_takes_half_the_memory_of_pytorch,
-        ),
+    let [f32, bf16] = [
+        trials::<f32>("f32", [410_000_000, 280_000_000]),
+        trials::<bf16>("bf16", [240_000_000, 180_000_000]),
     ];
+    let trials = f32.into_iter().chain(bf16).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

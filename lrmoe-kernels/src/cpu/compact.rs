@@ -40,7 +40,8 @@ impl CompactRows for Cpu {
     ) -> Result<(), Error> {
         check_index(index, rows)?;
         self.write(index, &mut into.index)?;
-        self.write(&by_source(index, rows), &mut into.order)?;
+        self.resize(&mut into.order, order_len(index, rows))?;
+        order_by_source(index, rows, &mut into.ends, &mut into.order);
         into.rows = rows;
         Ok(())
     }
@@ -62,7 +63,7 @@ impl CompactRows for Cpu {
     ) -> Result<(), Error> {
         check_length("rows", from.len(), index.rows.saturating_mul(width))?;
         self.resize(out, index.index.len() * width)?;
-        // SAFETY: `by_source` made the order.
+        // SAFETY: `order_by_source` made the order.
         unsafe { copy_rows(from, width, &index.index, &index.order, out) };
         Ok(())
     }
@@ -197,26 +198,33 @@ impl CompactRows for Cpu {
     }
 }
 
-/// The places of an index by the rows they name, so that a row that is copied to several places is read once. Empty if that is their order, or
-/// few rows are named twice.
-fn by_source(index: &[u32], rows: usize) -> Vec<u32> {
+/// Length of the order in which the places of an index are filled: none if it is their own, or few rows are named twice.
+fn order_len(index: &[u32], rows: usize) -> usize {
     if index.is_sorted() || index.len() < rows {
-        return Vec::new();
+        0
+    } else {
+        index.len()
     }
-    let mut ends = vec![0_u32; rows + 1];
+}
+
+/// Makes `order` the places of an index by the rows they name, so that a row that is copied to several places is read once; if it is not empty.
+fn order_by_source(index: &[u32], rows: usize, ends: &mut Vec<u32>, order: &mut [u32]) {
+    if order.is_empty() {
+        return;
+    }
+    ends.clear();
+    ends.resize(rows + 1, 0);
     for &row in index {
         ends[row as usize + 1] += 1;
     }
     for row in 0..rows {
         ends[row + 1] += ends[row];
     }
-    let mut order = vec![0; index.len()];
     for (place, &row) in index.iter().enumerate() {
         let at = &mut ends[row as usize];
         order[*at as usize] = place as u32;
         *at += 1;
     }
-    order
 }
 
 fn tokens_per_task(width: usize) -> usize {

@@ -11,7 +11,19 @@ use crate::Element;
     private_bounds,
     reason = "sealed: only the kernels know what an element must do"
 )]
-pub trait FfnElement: Element + Storage {}
+pub trait FfnElement: Element + Storage {
+    /// Rounded to nearest even; a NaN stays one.
+    #[inline]
+    fn from_f32(value: f32) -> Self {
+        Self::narrowed(value)
+    }
+
+    /// Exactly.
+    #[inline]
+    fn to_f32(self) -> f32 {
+        self.widened()
+    }
+}
 
 impl FfnElement for f32 {}
 impl FfnElement for bf16 {}

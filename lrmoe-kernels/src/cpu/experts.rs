@@ -3,11 +3,11 @@ use ndarray::{ArrayView3, ArrayViewMut3};
 
 use super::{Cpu, HostBuffer, Workspace, rows, rows_mut};
 use crate::{
-    BackwardRows, ComputeExperts, Error, ExpertBuffers, ExpertFfn, FfnShape, Memory, RowBuffers,
-    WeightGradients, Weights, experts::Groups,
+    BackwardRows, ComputeExperts, Error, ExpertBuffers, ExpertFfn, FfnElement, FfnShape, Memory,
+    RowBuffers, WeightGradients, Weights, experts::Groups,
 };
 
-impl ComputeExperts for Cpu {
+impl<T: FfnElement> ComputeExperts<T> for Cpu {
     type Scratch = Workspace;
 
     fn scratch_bytes(scratch: &Workspace) -> usize {
@@ -17,11 +17,11 @@ impl ComputeExperts for Cpu {
     fn forward(
         &self,
         shape: &FfnShape,
-        weights: &ExpertBuffers<Self>,
+        weights: &ExpertBuffers<Self, T>,
         offsets: &[usize],
-        x: &HostBuffer<f32>,
+        x: &HostBuffer<T>,
         scratch: &mut Workspace,
-        out: &mut HostBuffer<f32>,
+        out: &mut HostBuffer<T>,
         mut h_norms: Option<&mut HostBuffer<SquaredNorm>>,
     ) -> Result<(), Error> {
         let groups = Groups::new(shape, weights, offsets, x)?;
@@ -45,11 +45,11 @@ impl ComputeExperts for Cpu {
     fn backward(
         &self,
         shape: &FfnShape,
-        weights: &ExpertBuffers<Self>,
+        weights: &ExpertBuffers<Self, T>,
         offsets: &[usize],
-        inputs: &RowBuffers<'_, Self>,
+        inputs: &RowBuffers<'_, Self, T>,
         scratch: &mut Workspace,
-        dx: &mut HostBuffer<f32>,
+        dx: &mut HostBuffer<T>,
         dp: &mut HostBuffer<f32>,
         gradients: &mut ExpertBuffers<Self>,
         accumulate: &[bool],
@@ -85,9 +85,12 @@ impl ComputeExperts for Cpu {
     }
 }
 
-fn views<'a>(groups: &Groups<'_>, buffers: &'a ExpertBuffers<Cpu>) -> Result<Weights<'a>, Error> {
+fn views<'a, T: FfnElement>(
+    groups: &Groups<'_>,
+    buffers: &'a ExpertBuffers<Cpu, T>,
+) -> Result<Weights<'a, T>, Error> {
     let ([inward, outward], instances) = (shapes(groups), groups.instances());
-    let view = |what, values: &'a HostBuffer<f32>, [rows, columns]: [usize; 2]| {
+    let view = |what, values: &'a HostBuffer<T>, [rows, columns]: [usize; 2]| {
         ArrayView3::from_shape((instances, rows, columns), values)
             .map_err(|_| wrong(what, values.len(), [instances, rows, columns]))
     };

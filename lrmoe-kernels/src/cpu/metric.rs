@@ -1,8 +1,8 @@
 use std::borrow::Cow;
 
 use lrmoe_metric::{
-    Draw, Exchange, Method, Pairs, Score, Scores, SquaredNorm, keys_from_scores, score, select,
-    select_keys,
+    Draw, Exchange, Method, Pairs, Score, Scores, Selector, SquaredNorm, keys_from_scores, score,
+    score_into, select, select_keys,
 };
 use rayon::prelude::*;
 
@@ -56,6 +56,19 @@ impl SelectPairs for Cpu {
         Ok(score(kind, pairs, dy, h, exchange)?)
     }
 
+    fn score_into<E: Exchange>(
+        &self,
+        kind: Score,
+        pairs: &Pairs<'_>,
+        norms: [Option<&HostBuffer<SquaredNorm>>; 2],
+        exchange: &mut E,
+        scores: &mut Option<Scores>,
+    ) -> Result<(), Error> {
+        let [dy, h] = norms.map(|norms| norms.map(|norms| &**norms));
+        let scores = scores.get_or_insert_default();
+        Ok(score_into(kind, pairs, dy, h, exchange, scores)?)
+    }
+
     fn host_scores<'a>(&self, scores: &'a Scores) -> Result<Cow<'a, Scores>, Error> {
         Ok(Cow::Borrowed(scores))
     }
@@ -96,6 +109,20 @@ impl SelectPairs for Cpu {
             pairs: self.upload(&kept.pairs)?,
             weights: self.upload(&kept.weights)?,
         })
+    }
+
+    fn select_to_host<E: Exchange>(
+        &self,
+        method: Method,
+        pairs: &Pairs<'_>,
+        scores: &Scores,
+        quotas: &[u32],
+        draw: Draw,
+        exchange: &mut E,
+        selector: &mut Selector,
+    ) -> Result<(), Error> {
+        selector.select(method, pairs, scores, quotas, draw, exchange)?;
+        Ok(())
     }
 }
 

@@ -87,6 +87,7 @@ proptest! {
     fn deals_in_sending_order(seed: u64) {
         let case = Case::random(seed, LARGE);
         let table = table_of(&case);
+        let mut order = Vec::new();
         for source in 0..case.placement.ranks() {
             let ids = expert_ids(&case, source);
             let pairs = unmasked(&ids);
@@ -101,6 +102,8 @@ proptest! {
                 expected.extend(mine);
             }
             prop_assert!(left.is_empty());
+            table.deal_into(source, &ids, &pairs, &mut order).unwrap();
+            prop_assert_eq!(&order, &expected);
             prop_assert_eq!(table.deal(source, &ids, &pairs).unwrap(), expected);
         }
     }

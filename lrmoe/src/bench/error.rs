@@ -1,5 +1,7 @@
 use std::fmt::Display;
 
+use crate::config::{Device, Dtype};
+
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// What makes a benchmark impossible.
@@ -43,11 +45,16 @@ pub enum BenchError {
         /// Why.
         source: rayon::ThreadPoolBuildError,
     },
-    /// The layer has no such type or device.
+    /// A type that the device cannot compute with.
     #[error(
-        "the layer does not run {0} yet, only in f32 on the CPU; the experts alone do: cargo bench -p lrmoe-kernels"
+        "the layer does not run in {dtype} on {device}, only on cpu: change --dtype or --device"
     )]
-    Missing(&'static str),
+    Dtype {
+        /// The type.
+        dtype: Dtype,
+        /// The device.
+        device: Device,
+    },
 }
 
 /// The value, if it lies in the range; NaN lies in none.

@@ -10,15 +10,15 @@ use super::Settings;
 use super::meters::{Canary, peak_bytes, resident_bytes};
 use super::workload::{Workload, expert_parameters};
 use crate::error::Error;
-use crate::layer::{Backend, LayerConfig, MoeLayer, Seconds};
+use crate::layer::{Backend, LayerConfig, LayerElement, MoeLayer, Seconds};
 use crate::policy::{Policy, Selecting};
 
 /// The layer on one rank, and what goes into it.
 #[derive(Debug)]
-pub(super) struct Subject<B: Backend> {
-    layer: MoeLayer<B>,
+pub(super) struct Subject<B: Backend<T>, T: LayerElement> {
+    layer: MoeLayer<B, T>,
     pub(super) workload: Workload,
-    rows: Rows<B>,
+    rows: Rows<B, T>,
     /// Bytes in memory before the first step: weights, their gradients, the optimizer's copy, the workload.
     before: Option<u64>,
     steps: u32,
@@ -26,21 +26,22 @@ pub(super) struct Subject<B: Backend> {
 
 /// Rows of tokens in the backend's memory, kept from step to step: what goes into a step, and what comes out.
 #[derive(Debug)]
-struct Rows<B: Backend> {
+struct Rows<B: Backend<T>, T: LayerElement> {
     backend: B,
     /// An element to read.
     last: B::Buffer<u32>,
-    x: B::Buffer<f32>,
-    dy: B::Buffer<f32>,
-    y: B::Buffer<f32>,
-    dx: B::Buffer<f32>,
+    x: B::Buffer<T>,
+    dy: B::Buffer<T>,
+    y: B::Buffer<T>,
+    dx: B::Buffer<T>,
     dp: Array2<f32>,
 }
 
-impl<B: Backend> Rows<B> {
+impl<B: Backend<T>, T: LayerElement> Rows<B, T> {
     fn new(backend: B, workload: &Workload) -> Result<Self, Error> {
         let upload = |rows: &Array2<f32>| -> Result<_, Error> {
-            Ok(backend.upload(rows.as_slice().expect("standard layout"))?)
+            let rows: Vec<T> = rows.iter().map(|value| T::from_f32(*value)).collect();
+            Ok(backend.upload(&rows)?)
         };
         Ok(Self {
             last: backend.upload(&[0])?,
@@ -75,7 +76,7 @@ pub(super) struct Step {
     pub(super) backward: Lap,
 }
 
-impl<B: Backend + Clone> Subject<B> {
+impl<B: Backend<T> + Clone, T: LayerElement> Subject<B, T> {
     pub(super) fn new(backend: B, settings: &Settings) -> Result<Self, Error> {
         let config = LayerConfig {
             layer: 0,
@@ -113,8 +114,9 @@ impl<B: Backend + Clone> Subject<B> {
             expert_ids,
             gate_weights,
         } = self.workload.one_token();
-        let (x, ids, p) = (x.view(), expert_ids.view(), gate_weights.view());
-        self.layer.forward(&mut Solo, x, ids, p, Some(0))?;
+        let [x, dy] = [x, dy].map(|rows| rows.mapv(T::from_f32));
+        let (ids, p) = (expert_ids.view(), gate_weights.view());
+        self.layer.forward(&mut Solo, x.view(), ids, p, Some(0))?;
         self.layer.backward(&mut Solo, dy.view())?;
         Ok(())
     }
@@ -199,7 +201,10 @@ impl Contender {
         }
     }
 
-    fn first_step<B: Backend + Clone>(&mut self, subject: &mut Subject<B>) -> Result<(), Error> {
+    fn first_step<B: Backend<T> + Clone, T: LayerElement>(
+        &mut self,
+        subject: &mut Subject<B, T>,
+    ) -> Result<(), Error> {
         let (step, peak) = peak_bytes(|| subject.step(&self.policy));
         step?;
         self.peak = peak
@@ -212,7 +217,10 @@ impl Contender {
 }
 
 /// Rows of each expert in the last backward pass.
-fn retained<B: Backend>(layer: &MoeLayer<B>, expert_ids: &Array2<i32>) -> Vec<u32> {
+fn retained<B: Backend<T>, T: LayerElement>(
+    layer: &MoeLayer<B, T>,
+    expert_ids: &Array2<i32>,
+) -> Vec<u32> {
     let mut rows = vec![0; layer.config().experts];
     let pairs = layer
         .selection()
@@ -239,9 +247,9 @@ pub(super) struct Rounds {
 }
 
 /// Rounds of a step of each contender. At most as many are repeated as count.
-pub(super) fn rounds<B: Backend + Clone>(
+pub(super) fn rounds<B: Backend<T> + Clone, T: LayerElement>(
     settings: &Settings,
-    subject: &mut Subject<B>,
+    subject: &mut Subject<B, T>,
     contenders: &mut [Contender],
     mut observe: impl FnMut(&str, usize),
 ) -> Result<Rounds, Error> {

@@ -15,6 +15,7 @@ mod report;
 mod table;
 mod workload;
 
+use lrmoe_kernels::half::bf16;
 use lrmoe_kernels::{Cpu, FfnShape};
 use lrmoe_metric::Score;
 use lrmoe_plan::{ExpertShape, Fixed, MemoryModel, Stash};
@@ -22,9 +23,9 @@ use lrmoe_plan::{ExpertShape, Fixed, MemoryModel, Stash};
 pub use error::BenchError;
 pub use report::{ContenderReport, Pass, Report, Timing};
 
-use crate::config::Device;
+use crate::config::{Device, Dtype};
 use crate::error::Error;
-use crate::layer::Backend;
+use crate::layer::{Backend, LayerElement};
 use crate::trace::synth::MOST_ZIPF;
 use measure::{Contender, Subject, rounds};
 
@@ -35,6 +36,8 @@ pub struct Settings {
     pub model: String,
     /// Sizes and activation of an expert.
     pub shape: FfnShape,
+    /// Type of weights and rows.
+    pub dtype: Dtype,
     /// Where the layer computes.
     pub device: Device,
     /// Experts of the layer.
@@ -63,7 +66,7 @@ impl Settings {
     /// Checks what can be checked before anything is allocated, the memory of this machine included.
     ///
     /// # Errors
-    /// [`BenchError::OutOfRange`], [`BenchError::Repeated`], [`BenchError::Memory`].
+    /// [`BenchError::OutOfRange`], [`BenchError::Repeated`], [`BenchError::Dtype`], [`BenchError::Memory`].
     pub fn check(&self) -> Result<(), BenchError> {
         for (name, value) in [
             ("experts", self.experts),
@@ -85,6 +88,12 @@ impl Settings {
                 return Err(BenchError::Repeated(*retention));
             }
         }
+        if self.dtype != Dtype::F32 && self.device != Device::Cpu {
+            return Err(BenchError::Dtype {
+                dtype: self.dtype,
+                device: self.device,
+            });
+        }
         self.check_memory()
     }
 
@@ -100,13 +109,13 @@ impl Settings {
         }
     }
 
-    /// What a dropless step holds, as the memory model counts it.
+    /// What a dropless step holds, as the memory model counts it, of rows that go both ways in chunks.
     fn needed_bytes(&self) -> Needed {
         let shape = ExpertShape {
             width: self.shape.width,
             hidden: self.shape.hidden,
             gated: self.shape.activation.is_gated(),
-            bytes: size_of::<f32>(),
+            bytes: self.dtype.bytes(),
         };
         let model = MemoryModel {
             shape,
@@ -119,15 +128,19 @@ impl Settings {
         };
         let rows = (self.tokens * self.top_k) as u64;
         let placement = Fixed::placement(self.experts, 1).expect("there is a rank");
-        let memory = model.of_rank(&placement, 0, 0, rows, rows);
-        // Of the optimizer's state the master weights alone are touched: nothing is updated here.
-        let weights = memory.placement.saturating_add(memory.optimizer / 3);
-        // x, y, dy and dx of the trainer.
-        let tokens = 4 * (self.tokens as u64).saturating_mul(shape.width as u64 * 4);
+        let chunk = rows.min(self.chunk_rows);
+        let memory = model.of_rank(&placement, 0, 0, rows, chunk);
+        // Gradients are f32. Of the optimizer's state the master weights alone are touched, as nothing is updated here.
+        let bytes = shape.bytes as u64 + 2 * size_of::<f32>() as u64;
+        let parameters = shape.parameters().saturating_mul(self.experts as u64);
+        let weights = parameters.saturating_mul(bytes);
+        // x, y, dy and dx of the trainer, and dx of each pair until all chunks are done.
+        let row = (shape.bytes * shape.width) as u64;
+        let kept = (4 * self.tokens as u64).saturating_add(rows);
         let buffers = memory.token_buffers().saturating_add(memory.stash);
         Needed {
             weights,
-            rows: buffers.saturating_add(tokens),
+            rows: buffers.saturating_add(kept.saturating_mul(row)),
         }
     }
 }
@@ -166,25 +179,28 @@ pub fn bench(
 ) -> Result<Report, Error> {
     settings.check()?;
     match settings.device {
-        Device::Cpu => bench_on(Cpu, settings, observe),
+        Device::Cpu => match settings.dtype {
+            Dtype::F32 => bench_on::<_, f32>(Cpu, settings, observe),
+            Dtype::Bf16 => bench_on::<_, bf16>(Cpu, settings, observe),
+        },
         #[cfg(feature = "wgpu")]
         Device::Wgpu => {
             let wgpu = lrmoe_kernels::Wgpu::new().map_err(Error::Device)?;
-            bench_on(wgpu, settings, observe)
+            bench_on::<_, f32>(wgpu, settings, observe)
         }
         #[cfg(not(feature = "wgpu"))]
         device => Err(crate::config::ConfigError::NotBuilt { device }.into()),
     }
 }
 
-fn bench_on<B: Backend + Clone>(
+fn bench_on<B: Backend<T> + Clone, T: LayerElement>(
     backend: B,
     settings: &Settings,
     mut observe: impl FnMut(&str, usize, usize),
 ) -> Result<Report, Error> {
     let all = settings.warmup + settings.steps;
     observe("filling the layer", 0, all);
-    let mut subject = Subject::new(backend, settings)?;
+    let mut subject = Subject::<B, T>::new(backend, settings)?;
     let mut contenders = Contender::all(settings);
     let rounds = rounds(settings, &mut subject, &mut contenders, |what, done| {
         observe(what, done, all);
@@ -212,6 +228,7 @@ mod tests {
                 hidden: 8,
                 activation: Activation::SwiGlu,
             },
+            dtype: Dtype::F32,
             device: Device::Cpu,
             experts: 4,
             top_k: 2,
@@ -253,14 +270,21 @@ mod tests {
             tokens: 4096,
             ..tiny()
         };
-        let needed = settings.needed_bytes();
-        assert_eq!(needed.weights, 3 * 4 * 128 * 3 * 2048 * 768);
-        // 32,768 rows of 5 D + 3 F, chunks of 4,096 of 4 D, tokens of 5 D.
-        let rows = 4 * (32_768 * (5 * 2048 + 3 * 768) + 4096 * 4 * 2048 + 4096 * 5 * 2048);
-        assert!(
-            needed.rows > rows && needed.rows < rows + rows / 50,
-            "{} for {rows}",
-            needed.rows
-        );
+        // Chunks of 4,096 rows of 4 D forward and 5 D + 3 F backward, tokens of 5 D, dx of 32,768 rows.
+        let elements = 4096 * (9 * 2048 + 3 * 768) + 4096 * 5 * 2048 + 32_768 * 2048;
+        for (dtype, bytes, parameter) in [(Dtype::F32, 4, 12), (Dtype::Bf16, 2, 10)] {
+            let needed = Settings {
+                dtype,
+                ..settings.clone()
+            };
+            let needed = needed.needed_bytes();
+            assert_eq!(needed.weights, parameter * 128 * 3 * 2048 * 768);
+            let rows = bytes * elements;
+            assert!(
+                needed.rows > rows && needed.rows < rows + rows / 50,
+                "{} for {rows}",
+                needed.rows
+            );
+        }
     }
 }

@@ -132,7 +132,7 @@ pub(super) fn report(
         width: settings.shape.width,
         hidden: settings.shape.hidden,
         activation: settings.shape.activation.name().to_owned(),
-        dtype: "f32".to_owned(),
+        dtype: settings.dtype.to_string(),
         device: settings.device.to_string(),
         tokens: settings.tokens,
         zipf: settings.zipf,

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use lrmoe::bench::{BenchError, Report, Settings, bench, pool};
-use lrmoe::config::Device;
+use lrmoe::bench::{Report, Settings, bench, pool};
+use lrmoe::config::{Device, Dtype};
 use lrmoe::error::Error;
 use lrmoe::trace::write_file;
 use lrmoe_kernels::{Activation, FfnShape};
@@ -21,6 +21,7 @@ use lrmoe_plan::ModelSpec;
 #[command(args_override_self = true)]
 #[command(after_help = "Examples:
   lrmoe bench                                              Qwen3-30B-A3B's layer, 4096 tokens, half of the pairs backward (8 GiB)
+  lrmoe bench --dtype bf16                                 the same with 2-byte weights and rows (6 GiB)
   lrmoe bench --preset olmoe-1b-7b --retention 0.5,0.25 --zipf 1
   lrmoe bench --experts 16 --width 512 --hidden 256 --tokens 1024 --json -
 
@@ -68,7 +69,7 @@ pub(crate) struct Bench {
     /// What pairs are judged by: down-grad, forward, gate or random
     #[arg(long, value_name = "NAME", default_value_t = Score::DownGrad)]
     score: Score,
-    /// Type of weights and rows
+    /// Type of weights and rows; sums and weight gradients are f32 with both. bf16 runs on the CPU
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: Dtype,
     /// Where the layer computes: cpu or wgpu (Vulkan, Metal or DX12)
@@ -95,12 +96,6 @@ pub(crate) struct Bench {
     /// Replace FILE if it exists
     #[arg(long)]
     overwrite: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Dtype {
-    F32,
-    Bf16,
 }
 
 impl Bench {
@@ -135,9 +130,6 @@ impl Bench {
     }
 
     fn settings(&self) -> Result<Settings, Error> {
-        if self.dtype == Dtype::Bf16 {
-            return Err(BenchError::Missing("in bf16").into());
-        }
         let spec = ModelSpec::preset(&self.preset)?;
         let size = |given: Option<usize>, of: usize| given.unwrap_or(of);
         let changed = [self.experts, self.top_k, self.width, self.hidden]
@@ -150,6 +142,7 @@ impl Bench {
                 hidden: size(self.hidden, spec.hidden),
                 activation: self.activation,
             },
+            dtype: self.dtype,
             device: self.device,
             experts: size(self.experts, spec.experts),
             top_k: size(self.top_k, spec.top_k),

@@ -1,6 +1,7 @@
 //! Options that say which model a tool is asked about.
 
 use clap::Args;
+use lrmoe::config::Dtype;
 use lrmoe::error::Error;
 use lrmoe::replay::{Model, ReplayError};
 use lrmoe_plan::{ExpertShape, ModelSpec};
@@ -22,25 +23,15 @@ pub(crate) struct ModelArguments {
     /// Experts per token, where the trace does not say [default: the preset's]
     #[arg(long, value_name = "N")]
     top_k: Option<usize>,
-    /// Type of weights, gradients and rows: bf16 or f32
+    /// Type of weights, gradients and rows
     #[arg(long, value_name = "TYPE", default_value = "bf16")]
     dtype: Dtype,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Dtype {
-    Bf16,
-    F32,
 }
 
 impl ModelArguments {
     /// The preset with what is given beside it.
     pub(super) fn model(&self) -> Result<Model, Error> {
         let spec = self.preset.as_deref().map(ModelSpec::preset).transpose()?;
-        let bytes = match self.dtype {
-            Dtype::Bf16 => 2,
-            Dtype::F32 => 4,
-        };
         let size = |given: Option<usize>, of: fn(&ModelSpec) -> usize| {
             given.or(spec.as_ref().map(of)).unwrap_or_default()
         };
@@ -58,7 +49,7 @@ impl ModelArguments {
                 width: size(self.width, |spec| spec.width),
                 hidden: size(self.hidden, |spec| spec.hidden),
                 gated: spec.as_ref().is_none_or(|spec| spec.gated),
-                bytes,
+                bytes: self.dtype.bytes(),
             },
             sizes: spec
                 .as_ref()

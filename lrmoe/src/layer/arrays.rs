@@ -1,21 +1,23 @@
 //! The layer for callers whose rows are arrays on the host.
 
 use lrmoe_comm::Collective;
+use lrmoe_kernels::{Element, Memory};
 use ndarray::{Array2, ArrayView2};
 
+use super::element::LayerElement;
 use super::{Backend, MoeLayer};
 use crate::error::Error;
 
 /// Rows of the caller's arrays in the backend's memory.
 #[derive(Debug)]
-pub(super) struct Rows<B: Backend> {
+pub(super) struct Rows<B: Backend<T>, T: LayerElement> {
     /// That of the last training forward pass, if it came by an array.
-    pub(super) x: B::Buffer<f32>,
+    pub(super) x: B::Buffer<T>,
     pub(super) has_x: bool,
-    pub(super) dy: B::Buffer<f32>,
+    pub(super) dy: B::Buffer<T>,
 }
 
-impl<B: Backend> Default for Rows<B> {
+impl<B: Backend<T>, T: LayerElement> Default for Rows<B, T> {
     fn default() -> Self {
         Self {
             x: Default::default(),
@@ -25,7 +27,7 @@ impl<B: Backend> Default for Rows<B> {
     }
 }
 
-impl<B: Backend> MoeLayer<B> {
+impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// y_t = sum over slots of p times the expert's output, for the tokens of this rank.
     ///
     /// `x`: `[tokens, width]`; `expert_ids`, `gate_weights`: `[tokens, top_k]`, id -1 = masked. `step`: `Some` number of the training step, which
@@ -36,11 +38,11 @@ impl<B: Backend> MoeLayer<B> {
     pub fn forward<C: Collective>(
         &mut self,
         comm: &mut C,
-        x: ArrayView2<'_, f32>,
+        x: ArrayView2<'_, T>,
         expert_ids: ArrayView2<'_, i32>,
         gate_weights: ArrayView2<'_, f32>,
         step: Option<u32>,
-    ) -> Result<Array2<f32>, Error> {
+    ) -> Result<Array2<T>, Error> {
         let (width, top_k) = (self.config.shape.width, self.config.top_k);
         if x.ncols() != width {
             return Err(Error::ForwardShapes {
@@ -76,8 +78,8 @@ impl<B: Backend> MoeLayer<B> {
     pub fn backward<C: Collective>(
         &mut self,
         comm: &mut C,
-        dy: ArrayView2<'_, f32>,
-    ) -> Result<(Array2<f32>, Array2<f32>), Error> {
+        dy: ArrayView2<'_, T>,
+    ) -> Result<(Array2<T>, Array2<f32>), Error> {
         if self.stash.step.is_none() || !self.rows.has_x {
             return Err(Error::NoForward);
         }
@@ -98,21 +100,21 @@ impl<B: Backend> MoeLayer<B> {
     }
 }
 
-fn write<B: Backend>(
+fn write<B: Memory, T: Element>(
     backend: &B,
-    rows: ArrayView2<'_, f32>,
-    buffer: &mut B::Buffer<f32>,
+    rows: ArrayView2<'_, T>,
+    buffer: &mut B::Buffer<T>,
 ) -> Result<(), Error> {
     let rows = rows.as_standard_layout();
     let values = rows.as_slice().expect("standard layout is contiguous");
     Ok(backend.write(values, buffer)?)
 }
 
-fn array<B: Backend>(
+fn array<B: Memory, T: Element>(
     backend: &B,
-    rows: B::Buffer<f32>,
+    rows: B::Buffer<T>,
     shape: (usize, usize),
-) -> Result<Array2<f32>, Error> {
+) -> Result<Array2<T>, Error> {
     let values = backend.download(&rows)?;
     Ok(Array2::from_shape_vec(shape, values).expect("as many rows as went in"))
 }

@@ -7,29 +7,30 @@ use lrmoe_comm::Collective;
 use lrmoe_kernels::RowBuffers;
 use lrmoe_metric::{Pairs, Selection};
 use lrmoe_route::{RoutingTable, route};
-use ndarray::{Array2, ArrayView2, ArrayViewMut2};
+use ndarray::{Array2, ArrayViewMut2};
 
-use super::buffers::{Buffers, columns, columns_mut};
+use super::buffers::{Buffers, columns, columns_mut, ungroup};
 use super::dispatch::{Chunk, Dispatch, rows_between_ranks, rows_leaving};
+use super::element::LayerElement;
 use super::experts::Experts;
-use super::pass::{Pass, on_host};
+use super::pass::Pass;
 use super::stats::{Clock, Stage};
 use super::{Backend, MoeLayer};
 use crate::error::Error;
 use crate::policy::DxWeight;
 
 /// What the backward pass goes by.
-struct Inputs<'a, B: Backend> {
+struct Inputs<'a, B: Backend<T>, T: LayerElement> {
     /// `[tokens, width]`, as dy.
-    x: &'a B::Buffer<f32>,
-    dy: &'a B::Buffer<f32>,
+    x: &'a B::Buffer<T>,
+    dy: &'a B::Buffer<T>,
     pairs: &'a Pairs<'a>,
     dx_weight: DxWeight,
     /// Whether all rows go in one chunk.
     at_once: bool,
 }
 
-impl<B: Backend> MoeLayer<B> {
+impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// [`backward`](Self::backward) in the backend's memory: `x` is that of the forward pass, `dy` and `dx` are `[tokens, width]`, `dp`
     /// `[tokens, top_k]` is on the host.
     ///
@@ -38,9 +39,9 @@ impl<B: Backend> MoeLayer<B> {
     pub fn backward_rows<C: Collective>(
         &mut self,
         comm: &mut C,
-        x: &B::Buffer<f32>,
-        dy: &B::Buffer<f32>,
-        dx: &mut B::Buffer<f32>,
+        x: &B::Buffer<T>,
+        dy: &B::Buffer<T>,
+        dx: &mut B::Buffer<T>,
         dp: ArrayViewMut2<'_, f32>,
     ) -> Result<(), Error> {
         let step = self.stash.step.ok_or(Error::NoForward)?;
@@ -63,23 +64,18 @@ impl<B: Backend> MoeLayer<B> {
             self.config.experts,
             stash.first_pair,
         )?;
-        let selection = self.choose(comm, &mut clock, (&stash, step), &pairs, dy)?;
+        self.has_selection = false;
+        self.choose(comm, &mut clock, (&stash, step), &pairs, dy)?;
+        let selection = std::mem::take(&mut self.selector.selection);
         let table = self.route_retained(comm, &mut clock, &pairs, &selection.pairs)?;
         self.backward_retained(comm, clock, (&table, &selection), (x, dy, &pairs), dx)?;
         let mut clock = Clock::start();
-        match stash.pairs.outputs() {
-            Some(outputs) => {
-                let dy = on_host(&self.backend, dy, &mut self.buffers.host.rows)?;
-                let dy = ArrayView2::from_shape((tokens, self.config.shape.width), dy);
-                let dy = dy.expect("checked length");
-                all_dots(dy, outputs, &stash.expert_ids, dp);
-            }
-            None => self.router_gradient(dp)?,
-        }
+        self.router_gradient(&stash, dy, dp)?;
         clock.lap(&mut self.stats.seconds, Stage::Compact);
         self.record_backward(&table);
         self.stats.selection = checksum(&selection.pairs, stash.first_pair);
-        self.selection = Some(selection);
+        self.selector.selection = selection;
+        self.has_selection = true;
         self.stash = stash;
         self.record_buffers();
         Ok(())
@@ -87,7 +83,7 @@ impl<B: Backend> MoeLayer<B> {
 
     fn check_backward(
         &self,
-        rows: [(&'static str, &B::Buffer<f32>); 2],
+        rows: [(&'static str, &B::Buffer<T>); 2],
         tokens: usize,
     ) -> Result<(), Error> {
         let width = self.config.shape.width;
@@ -137,8 +133,8 @@ impl<B: Backend> MoeLayer<B> {
         comm: &mut C,
         clock: Clock,
         (table, selection): (&RoutingTable, &Selection),
-        (x, dy, pairs): (&B::Buffer<f32>, &B::Buffer<f32>, &Pairs<'_>),
-        dx: &mut B::Buffer<f32>,
+        (x, dy, pairs): (&B::Buffer<T>, &B::Buffer<T>, &Pairs<'_>),
+        dx: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let width = self.config.shape.width;
         self.lists.chosen.clear();
@@ -185,25 +181,12 @@ impl<B: Backend> MoeLayer<B> {
         Ok(())
     }
 
-    /// dp of the retained pairs times their selection weights, 0 of the others.
-    fn router_gradient(&mut self, mut dp: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
-        let Buffers { all_dp, host, .. } = &mut self.buffers;
-        let [values, ..] = &mut host.scalars;
-        let (values, top_k) = (on_host(&self.backend, all_dp, values)?, dp.ncols());
-        dp.fill(0.0);
-        for (pair, value) in self.lists.gone.iter().zip(values) {
-            let pair = *pair as usize;
-            dp[[pair / top_k, pair % top_k]] = host.weights[pair] * value;
-        }
-        Ok(())
-    }
-
     /// Bytes of rows that leave the rank: x, dy, p and the weight out, dx and dp back.
     fn record_backward(&mut self, table: &RoutingTable) {
         let rows = rows_between_ranks(table);
         let (out, back) = rows_leaving(&rows, self.rank);
         let (row, scalar) = (
-            (self.config.shape.width * size_of::<f32>()) as u64,
+            (self.config.shape.width * size_of::<T>()) as u64,
             size_of::<f32>() as u64,
         );
         self.stats.backward_bytes = out * (2 * row + 2 * scalar) + back * (row + scalar);
@@ -211,16 +194,16 @@ impl<B: Backend> MoeLayer<B> {
     }
 }
 
-impl<B: Backend> Buffers<B> {
+impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
     /// One chunk: rows of x and dy to their instances, through the experts, and dx and dp back to where they came from.
     fn backward_chunk<C: Collective>(
         &mut self,
         pass: &mut Pass<'_, B, C>,
         chunk: &Chunk<'_>,
-        experts: &mut Experts<B>,
-        inputs: &Inputs<'_, B>,
+        experts: &mut Experts<B, T>,
+        inputs: &Inputs<'_, B, T>,
         accumulate: &[bool],
-        dx: &mut B::Buffer<f32>,
+        dx: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let (backend, shape) = (pass.backend, *experts.shape());
         let tokens = inputs.pairs.tokens();
@@ -307,11 +290,7 @@ impl<B: Backend> Buffers<B> {
             return Ok(());
         }
         let [copy, outgoing, incoming, _] = &mut self.host.scalars;
-        let grouped = on_host(pass.backend, &self.dp, copy)?;
-        outgoing.resize(grouped.len(), 0.0);
-        chunk
-            .grouping
-            .ungroup(columns(grouped, 1), columns_mut(outgoing, 1))?;
+        ungroup(pass.backend, chunk, &self.dp, [copy, outgoing])?;
         chunk.give_back(pass.comm, outgoing, 1, incoming)?;
         pass.backend.write(incoming, &mut self.dp)?;
         pass.lap(Stage::Exchange);
@@ -322,10 +301,10 @@ impl<B: Backend> Buffers<B> {
     fn combine_dx(
         &mut self,
         backend: &B,
-        (rows, width): (&B::Buffer<f32>, usize),
+        (rows, width): (&B::Buffer<T>, usize),
         pairs: &[u32],
-        inputs: &Inputs<'_, B>,
-        dx: &mut B::Buffer<f32>,
+        inputs: &Inputs<'_, B, T>,
+        dx: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let mut weights = None;
         if inputs.dx_weight == DxWeight::Selection {
@@ -372,23 +351,6 @@ impl Written {
             _ => std::mem::replace(&mut self.seen[i], true),
         });
         adds.collect()
-    }
-}
-
-/// dp = <dy, expert output> of every pair that is not masked.
-fn all_dots(
-    dy: ArrayView2<'_, f32>,
-    outputs: &Array2<f32>,
-    expert_ids: &Array2<i32>,
-    mut dp: ArrayViewMut2<'_, f32>,
-) {
-    let top_k = expert_ids.ncols();
-    for ((token, slot), dp) in dp.indexed_iter_mut() {
-        *dp = if expert_ids[[token, slot]] >= 0 {
-            dy.row(token).dot(&outputs.row(token * top_k + slot))
-        } else {
-            0.0
-        };
     }
 }
 

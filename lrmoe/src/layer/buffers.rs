@@ -1,23 +1,24 @@
 //! Memory of the rows of a pass, and their ways between ranks.
 
 use lrmoe_comm::Collective;
-use lrmoe_kernels::{Element, PairRows, RowIndex};
+use lrmoe_kernels::{Element, Memory, PairRows, RowIndex};
 use lrmoe_metric::SquaredNorm;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
 use super::Backend;
 use super::dispatch::{Chunk, exchange};
+use super::element::LayerElement;
 use super::pass::{Pass, from_host, on_host};
 use super::stats::Stage;
 use crate::error::Error;
 
 /// Buffers that are kept from step to step. Rows are those of one chunk unless said otherwise.
 #[derive(Debug)]
-pub(super) struct Buffers<B: Backend> {
+pub(super) struct Buffers<B: Backend<T>, T: LayerElement> {
     /// Rows grouped by instance: inputs, gradients of outputs, and what the experts put out.
-    pub(super) x: B::Buffer<f32>,
-    pub(super) dy: B::Buffer<f32>,
-    pub(super) out: B::Buffer<f32>,
+    pub(super) x: B::Buffer<T>,
+    pub(super) dy: B::Buffer<T>,
+    pub(super) out: B::Buffer<T>,
     /// What the backward pass knows of grouped rows, and what it finds: p, w, dp.
     pub(super) gate_weights: B::Buffer<f32>,
     pub(super) weights: B::Buffer<f32>,
@@ -25,19 +26,22 @@ pub(super) struct Buffers<B: Backend> {
     pub(super) norms: B::Buffer<SquaredNorm>,
     /// Of all chunks, in the order in which the pairs go out: norms forward, dx and dp backward.
     pub(super) all_norms: B::Buffer<SquaredNorm>,
-    pub(super) all_dx: B::Buffer<f32>,
+    pub(super) all_dx: B::Buffer<T>,
     pub(super) all_dp: B::Buffer<f32>,
-    /// Squared norm of dy of each token.
+    /// Of all tokens: what y is rounded from, where it is not f32 itself and there are several chunks.
+    pub(super) sums: B::Buffer<f32>,
+    /// Squared norm of dy of each token, and scores of all pairs.
     pub(super) dy_norms: B::Buffer<SquaredNorm>,
+    pub(super) scores: Option<B::Scores>,
     /// Tokens of the rows, and the pairs they are of.
     pub(super) index: RowIndex<B>,
     pub(super) pairs: PairRows<B>,
-    pub(super) traffic: Traffic<B>,
-    pub(super) host: Host,
+    pub(super) traffic: Traffic<B, T>,
+    pub(super) host: Host<T>,
     pub(super) scratch: B::Scratch,
 }
 
-impl<B: Backend> Default for Buffers<B> {
+impl<B: Backend<T>, T: LayerElement> Default for Buffers<B, T> {
     fn default() -> Self {
         Self {
             x: Default::default(),
@@ -50,7 +54,9 @@ impl<B: Backend> Default for Buffers<B> {
             all_norms: Default::default(),
             all_dx: Default::default(),
             all_dp: Default::default(),
+            sums: Default::default(),
             dy_norms: Default::default(),
+            scores: None,
             index: RowIndex::default(),
             pairs: PairRows::default(),
             traffic: Traffic::default(),
@@ -60,33 +66,25 @@ impl<B: Backend> Default for Buffers<B> {
     }
 }
 
-impl<B: Backend> Buffers<B> {
+impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
     pub(super) fn bytes(&self) -> usize {
         let Traffic { near, far, copies } = &self.traffic;
+        let rows = [&self.x, &self.dy, &self.out, &self.all_dx, near, far];
         let floats = [
-            &self.x,
-            &self.dy,
-            &self.out,
             &self.gate_weights,
             &self.weights,
             &self.dp,
-            &self.all_dx,
             &self.all_dp,
-            near,
-            far,
+            &self.sums,
         ];
         let norms = [&self.norms, &self.all_norms, &self.dy_norms];
-        floats
-            .map(|buffer| bytes::<B, f32>(buffer))
-            .iter()
-            .sum::<usize>()
-            + norms
-                .map(|buffer| bytes::<B, SquaredNorm>(buffer))
-                .iter()
-                .sum::<usize>()
-            + copies.iter().map(Vec::capacity).sum::<usize>() * size_of::<f32>()
-            + self.host.bytes()
-            + B::scratch_bytes(&self.scratch)
+        let held = [
+            rows.map(bytes::<B, T>).iter().sum(),
+            floats.map(bytes::<B, f32>).iter().sum(),
+            norms.map(bytes::<B, SquaredNorm>).iter().sum(),
+            copies.iter().map(Vec::capacity).sum::<usize>() * size_of::<T>(),
+        ];
+        held.iter().sum::<usize>() + self.host.bytes() + B::scratch_bytes(&self.scratch)
     }
 }
 
@@ -102,27 +100,53 @@ pub(super) fn columns_mut<T>(values: &mut [T], width: usize) -> ArrayViewMut2<'_
     ArrayViewMut2::from_shape(shape, values).expect("whole rows")
 }
 
+/// Makes `received` the values of grouped rows, one each, in the order in which the rows were received.
+pub(super) fn ungroup<B: Memory, T: Element>(
+    backend: &B,
+    chunk: &Chunk<'_>,
+    grouped: &B::Buffer<T>,
+    [copy, received]: [&mut Vec<T>; 2],
+) -> Result<(), Error> {
+    let grouped = on_host(backend, grouped, copy)?;
+    received.resize(grouped.len(), T::default());
+    let (grouped, received) = (columns(grouped, 1), columns_mut(received, 1));
+    Ok(chunk.grouping.ungroup(grouped, received)?)
+}
+
 /// Bytes of a buffer's elements.
-pub(super) fn bytes<B: Backend, T: Element>(buffer: &B::Buffer<T>) -> usize {
+pub(super) fn bytes<B: Memory, T: Element>(buffer: &B::Buffer<T>) -> usize {
     B::len(buffer) * size_of::<T>()
 }
 
 /// Numbers of rows on their way from host to host or to a device.
-#[derive(Debug, Default)]
-pub(super) struct Host {
+#[derive(Debug)]
+pub(super) struct Host<T> {
     pub(super) scalars: [Vec<f32>; 4],
     pub(super) words: [Vec<u32>; 2],
     pub(super) norms: [Vec<SquaredNorm>; 2],
     /// Rows that the host has to see though they are on a device.
-    pub(super) rows: Vec<f32>,
+    pub(super) rows: Vec<T>,
     /// Selection weight of each pair of the rank, 0 where it does not run backward.
     pub(super) weights: Vec<f32>,
 }
 
-impl Host {
+impl<T> Default for Host<T> {
+    fn default() -> Self {
+        Self {
+            scalars: Default::default(),
+            words: Default::default(),
+            norms: Default::default(),
+            rows: Vec::new(),
+            weights: Vec::new(),
+        }
+    }
+}
+
+impl<T> Host<T> {
     fn bytes(&self) -> usize {
-        let floats = self.scalars.iter().chain([&self.rows, &self.weights]);
+        let floats = self.scalars.iter().chain([&self.weights]);
         floats.map(Vec::capacity).sum::<usize>() * size_of::<f32>()
+            + self.rows.capacity() * size_of::<T>()
             + self.words.iter().map(Vec::capacity).sum::<usize>() * size_of::<u32>()
             + self.norms.iter().map(Vec::capacity).sum::<usize>() * size_of::<SquaredNorm>()
     }
@@ -130,16 +154,16 @@ impl Host {
 
 /// Rows on their way between the rank of their token and the rank of their expert. Where there is one rank they only change their order.
 #[derive(Debug)]
-pub(super) struct Traffic<B: Backend> {
+pub(super) struct Traffic<B: Backend<T>, T: LayerElement> {
     /// In the order of the pairs, at the rank of their tokens.
-    near: B::Buffer<f32>,
+    near: B::Buffer<T>,
     /// In the order of (source, instance, pair id), at the rank of their experts.
-    far: B::Buffer<f32>,
+    far: B::Buffer<T>,
     /// What goes out and comes in, where the communicator cannot reach the backend's memory.
-    copies: [Vec<f32>; 2],
+    copies: [Vec<T>; 2],
 }
 
-impl<B: Backend> Default for Traffic<B> {
+impl<B: Backend<T>, T: LayerElement> Default for Traffic<B, T> {
     fn default() -> Self {
         Self {
             near: Default::default(),
@@ -149,15 +173,15 @@ impl<B: Backend> Default for Traffic<B> {
     }
 }
 
-impl<B: Backend> Traffic<B> {
+impl<B: Backend<T>, T: LayerElement> Traffic<B, T> {
     /// Rows of the chunk's tokens (`index`) to their experts' ranks, grouped by instance.
     pub(super) fn dispatch<C: Collective>(
         &mut self,
         pass: &mut Pass<'_, B, C>,
         chunk: &Chunk<'_>,
-        (rows, width): (&B::Buffer<f32>, usize),
+        (rows, width): (&B::Buffer<T>, usize),
         index: &RowIndex<B>,
-        grouped: &mut B::Buffer<f32>,
+        grouped: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let backend = pass.backend;
         if pass.is_alone() {
@@ -183,8 +207,8 @@ impl<B: Backend> Traffic<B> {
         &'a mut self,
         pass: &mut Pass<'_, B, C>,
         chunk: &Chunk<'_>,
-        (grouped, width): (&'a B::Buffer<f32>, usize),
-    ) -> Result<&'a B::Buffer<f32>, Error> {
+        (grouped, width): (&'a B::Buffer<T>, usize),
+    ) -> Result<&'a B::Buffer<T>, Error> {
         if pass.is_alone() {
             return Ok(grouped);
         }
@@ -201,11 +225,11 @@ impl<B: Backend> Traffic<B> {
 }
 
 /// All-to-all between buffers; `ways` counts rows to and from each peer.
-fn send<B: Backend, C: Collective>(
+fn send<B: Memory, C: Collective, T: LayerElement>(
     pass: &mut Pass<'_, B, C>,
-    from: &B::Buffer<f32>,
-    to: &mut B::Buffer<f32>,
-    [outgoing, incoming]: &mut [Vec<f32>; 2],
+    from: &B::Buffer<T>,
+    to: &mut B::Buffer<T>,
+    [outgoing, incoming]: &mut [Vec<T>; 2],
     [sent, received]: [&Vec<usize>; 2],
     width: usize,
 ) -> Result<(), Error> {

@@ -65,7 +65,7 @@ impl<'a> Dispatch<'a> {
         chunk_rows: u64,
         least: usize,
     ) -> Result<Self, Error> {
-        lists.order = table.deal(rank, expert_ids, &lists.chosen)?;
+        table.deal_into(rank, expert_ids, &lists.chosen, &mut lists.order)?;
         lists.gone.clear();
         let placement = table.placement();
         let mut next = vec![0; placement.ranks()];

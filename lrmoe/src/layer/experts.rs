@@ -8,24 +8,15 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use lrmoe_comm::Collective;
-use lrmoe_kernels::{ExpertBuffers, FfnShape};
+use lrmoe_kernels::{Element, ExpertBuffers, FfnShape, Memory};
 use lrmoe_plan::Placement;
 
 use super::Backend;
+use super::element::LayerElement;
+use super::parameters::{ExpertParameters, all_parameters, matrices};
 use super::pass::{from_host, on_host};
 use crate::adamw::{AdamW, Moments};
 use crate::error::Error;
-
-/// One expert's matrices, row-major: gate and up `[hidden, width]`, down `[width, hidden]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ExpertParameters {
-    /// Gate projection; `None` where the activation is not gated.
-    pub gate: Option<Vec<f32>>,
-    /// Up projection.
-    pub up: Vec<f32>,
-    /// Down projection.
-    pub down: Vec<f32>,
-}
 
 /// A run of elements of one block: where it lies at the instance and in the owner's shard.
 struct Piece {
@@ -36,52 +27,32 @@ struct Piece {
 
 /// The experts of one layer on one rank.
 #[derive(Debug)]
-pub(super) struct Experts<B: Backend> {
+pub(super) struct Experts<B: Backend<T>, T: LayerElement> {
     shape: FfnShape,
     rank: usize,
     placement: Placement,
-    /// `[local instances, ..]`, in the order of `Placement::local_experts`; gradients alike.
-    weights: ExpertBuffers<B>,
+    /// `[local instances, ..]`, in the order of `Placement::local_experts`: the master weights, rounded. Gradients alike, in f32.
+    weights: ExpertBuffers<B, T>,
     gradients: ExpertBuffers<B>,
     master: Vec<f32>,
     moments: Moments,
     shard_gradient: Vec<f32>,
     send: Vec<f32>,
     receive: Vec<f32>,
-    /// Matrices on their way between the host and a device.
+    /// Gradients on their way from a device, weights on their way to it.
     copies: [Vec<f32>; 3],
+    copy: Vec<T>,
 }
 
-impl<B: Backend> Experts<B> {
+impl<B: Backend<T>, T: LayerElement> Experts<B, T> {
     pub(super) fn new(
         backend: &B,
         shape: FfnShape,
         rank: usize,
         placement: Placement,
-        mut init: impl FnMut(usize) -> ExpertParameters,
+        init: impl FnMut(usize) -> ExpertParameters,
     ) -> Result<Self, Error> {
-        let (block, matrices, experts) = (
-            shape.width * shape.hidden,
-            matrices(&shape),
-            placement.experts(),
-        );
-        let mut all = vec![0.0; matrices * experts * block];
-        for expert in 0..experts {
-            let ExpertParameters { gate, up, down } = init(expert);
-            let given: Vec<Vec<f32>> = gate.into_iter().chain([up, down]).collect();
-            if given.len() != matrices || given.iter().any(|m| m.len() != block) {
-                let lengths = given.iter().map(Vec::len).collect();
-                return Err(Error::ExpertParameters {
-                    expert,
-                    matrices,
-                    block,
-                    given: lengths,
-                });
-            }
-            for (matrix, values) in given.iter().enumerate() {
-                all[(matrix * experts + expert) * block..][..block].copy_from_slice(values);
-            }
-        }
+        let all = all_parameters(&shape, placement.experts(), init)?;
         let mut new = Self {
             shape,
             rank,
@@ -93,6 +64,7 @@ impl<B: Backend> Experts<B> {
             send: Vec::new(),
             receive: Vec::new(),
             copies: Default::default(),
+            copy: Vec::new(),
             placement,
         };
         // Zeros of their own rather than a copy of zeros: memory that nothing is written to until the first update.
@@ -125,32 +97,32 @@ impl<B: Backend> Experts<B> {
         self.shard_gradient = vec![0.0; shard.len()];
         self.resize(backend)?;
         let shards: Vec<_> = (0..self.placement.ranks()).map(|r| self.shard(r)).collect();
-        self.write_weights(backend, |owner, in_shard| {
-            &parameters[shards[owner].clone()][in_shard]
+        self.write_weights(backend, |owner, in_shard, weights| {
+            round(&parameters[shards[owner].clone()][in_shard], weights);
         })
     }
 
-    /// Writes the local instances' weights, which `part` finds in the owners' shards.
-    fn write_weights<'a>(
+    /// Writes the local instances' weights, piece by piece, with `write`, which is told where in which owner's shard they are.
+    fn write_weights(
         &mut self,
         backend: &B,
-        part: impl Fn(usize, Range<usize>) -> &'a [f32],
+        write: impl Fn(usize, Range<usize>, &mut [T]),
     ) -> Result<(), Error> {
         let mut weights = std::mem::replace(&mut self.weights, empty(&self.shape));
-        let mut copies = std::mem::take(&mut self.copies);
+        let mut copy = std::mem::take(&mut self.copy);
         let len = self.placement.local_experts(self.rank).len() * self.block();
         for (matrix, buffer) in matrices_mut(&mut weights).enumerate() {
-            from_host(backend, buffer, len, &mut copies[0], |values| {
+            from_host(backend, buffer, len, &mut copy, |values| {
                 for owner in 0..self.placement.ranks() {
                     let pieces = self.pieces(owner, self.rank);
                     for piece in pieces.filter(|piece| piece.matrix == matrix) {
-                        values[piece.at_instance].copy_from_slice(part(owner, piece.in_shard));
+                        write(owner, piece.in_shard, &mut values[piece.at_instance]);
                     }
                 }
                 Ok(())
             })?;
         }
-        (self.weights, self.copies) = (weights, copies);
+        (self.weights, self.copy) = (weights, copy);
         Ok(())
     }
 
@@ -178,12 +150,14 @@ impl<B: Backend> Experts<B> {
         &self.shape
     }
 
-    pub(super) fn weights(&self) -> &ExpertBuffers<B> {
+    pub(super) fn weights(&self) -> &ExpertBuffers<B, T> {
         &self.weights
     }
 
     /// Weights to read and gradients to write, together.
-    pub(super) fn weights_and_gradients(&mut self) -> (&ExpertBuffers<B>, &mut ExpertBuffers<B>) {
+    pub(super) fn weights_and_gradients(
+        &mut self,
+    ) -> (&ExpertBuffers<B, T>, &mut ExpertBuffers<B>) {
         (&self.weights, &mut self.gradients)
     }
 
@@ -234,7 +208,7 @@ impl<B: Backend> Experts<B> {
         drop(local);
         (self.send, self.receive, self.shard_gradient) = (send, receive, sum);
         self.copies = copies;
-        Ok(bytes_of(&send_counts))
+        Ok(bytes_of::<f32>(&send_counts))
     }
 
     /// The owned part of the reduced gradient.
@@ -261,23 +235,25 @@ impl<B: Backend> Experts<B> {
         next: Placement,
     ) -> Result<Vec<u64>, Error> {
         self.placement = next;
-        let mut send = std::mem::take(&mut self.send);
-        send.clear();
-        for host in self.others() {
-            for piece in self.pieces(self.rank, host) {
-                send.extend_from_slice(&self.master[piece.in_shard]);
-            }
-        }
         let send_counts = self.counts(|peer| self.run_length(self.rank, peer));
         let receive_counts = self.counts(|peer| self.run_length(peer, self.rank));
-        let mut receive = std::mem::take(&mut self.receive);
-        receive.resize(receive_counts.iter().sum(), 0.0);
-        comm.all_to_all(&send, &send_counts, &mut receive, &receive_counts)?;
+        let mut words = [&mut self.send, &mut self.receive].map(std::mem::take);
+        let [send, receive] = &mut words;
+        let send = elements::<T>(send, send_counts.iter().sum());
+        let receive = elements(receive, receive_counts.iter().sum());
+        let mut free = &mut *send;
+        for host in self.others() {
+            for piece in self.pieces(self.rank, host) {
+                let next = free.split_off_mut(..piece.in_shard.len());
+                round(&self.master[piece.in_shard], next.expect("as counted"));
+            }
+        }
+        comm.all_to_all(send, &send_counts, receive, &receive_counts)?;
 
         self.resize(backend)?;
         // What came from an owner follows the order of its pieces, that is of its shard.
         let mut parts = HashMap::new();
-        let mut received = receive.as_slice();
+        let mut received = &*receive;
         for owner in self.others() {
             for piece in self.pieces(owner, self.rank) {
                 let start = (owner, piece.in_shard.start);
@@ -285,20 +261,20 @@ impl<B: Backend> Experts<B> {
             }
         }
         let (rank, master) = (self.rank, std::mem::take(&mut self.master));
-        let written = self.write_weights(backend, |owner, in_shard| {
+        let written = self.write_weights(backend, |owner, in_shard, weights| {
             if owner == rank {
-                &master[in_shard]
+                round(&master[in_shard], weights);
             } else {
-                parts[&(owner, in_shard.start)]
+                weights.copy_from_slice(parts[&(owner, in_shard.start)]);
             }
         });
-        drop(parts);
-        (self.send, self.receive, self.master) = (send, receive, master);
+        self.master = master;
+        [self.send, self.receive] = words;
         written?;
-        Ok(bytes_of(&send_counts))
+        Ok(bytes_of::<T>(&send_counts))
     }
 
-    fn others(&self) -> impl Iterator<Item = usize> + use<B> {
+    fn others(&self) -> impl Iterator<Item = usize> + use<B, T> {
         let rank = self.rank;
         (0..self.placement.ranks()).filter(move |peer| *peer != rank)
     }
@@ -316,14 +292,8 @@ impl<B: Backend> Experts<B> {
     /// Makes room for the instances of the current placement.
     fn resize(&mut self, backend: &B) -> Result<(), Error> {
         let len = self.placement.local_experts(self.rank).len() * self.block();
-        for matrices in [&mut self.weights, &mut self.gradients] {
-            for matrix in matrices_mut(matrices) {
-                if B::len(matrix) != len {
-                    backend.zero(matrix, len)?;
-                }
-            }
-        }
-        Ok(())
+        resize(backend, &mut self.weights, len)?;
+        resize(backend, &mut self.gradients, len)
     }
 
     /// What of `owner`'s shard belongs to instances on `host`, in ascending order.
@@ -357,11 +327,7 @@ impl<B: Backend> Experts<B> {
     }
 }
 
-fn matrices(shape: &FfnShape) -> usize {
-    if shape.activation.is_gated() { 3 } else { 2 }
-}
-
-fn empty<B: Backend>(shape: &FfnShape) -> ExpertBuffers<B> {
+fn empty<B: Memory, T: Element>(shape: &FfnShape) -> ExpertBuffers<B, T> {
     ExpertBuffers {
         gate: shape.activation.is_gated().then(Default::default),
         up: Default::default(),
@@ -370,25 +336,52 @@ fn empty<B: Backend>(shape: &FfnShape) -> ExpertBuffers<B> {
 }
 
 /// Gate (if gated), up, down.
-fn matrices_of<B: Backend>(buffers: &ExpertBuffers<B>) -> impl Iterator<Item = &B::Buffer<f32>> {
+fn matrices_of<B: Memory>(buffers: &ExpertBuffers<B>) -> impl Iterator<Item = &B::Buffer<f32>> {
     buffers.gate.iter().chain([&buffers.up, &buffers.down])
 }
 
-fn matrices_mut<B: Backend>(
-    buffers: &mut ExpertBuffers<B>,
-) -> impl Iterator<Item = &mut B::Buffer<f32>> {
+fn matrices_mut<B: Memory, T: Element>(
+    buffers: &mut ExpertBuffers<B, T>,
+) -> impl Iterator<Item = &mut B::Buffer<T>> {
     let ExpertBuffers { gate, up, down } = buffers;
     gate.iter_mut().chain([up, down])
 }
 
+/// Makes the matrices of a kind `len` elements, zeros if they were others.
+fn resize<B: Memory, T: Element>(
+    backend: &B,
+    buffers: &mut ExpertBuffers<B, T>,
+    len: usize,
+) -> Result<(), Error> {
+    for matrices in matrices_mut(buffers) {
+        if B::len(matrices) != len {
+            backend.zero(matrices, len)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rounds master weights to working weights.
+fn round<T: LayerElement>(master: &[f32], weights: &mut [T]) {
+    for (weight, value) in weights.iter_mut().zip(master) {
+        *weight = T::from_f32(*value);
+    }
+}
+
+/// Room for `len` elements of any content in a list of words.
+fn elements<T: LayerElement>(words: &mut Vec<f32>, len: usize) -> &mut [T] {
+    words.resize((len * size_of::<T>()).div_ceil(size_of::<f32>()), 0.0);
+    &mut bytemuck::cast_slice_mut(words)[..len]
+}
+
 /// Cuts the first `len` elements off.
-fn take<'a>(values: &mut &'a [f32], len: usize) -> &'a [f32] {
+fn take<'a, T>(values: &mut &'a [T], len: usize) -> &'a [T] {
     let (head, tail) = values.split_at(len);
     *values = tail;
     head
 }
 
-fn bytes_of(counts: &[usize]) -> Vec<u64> {
-    let bytes = |n: &usize| (n * size_of::<f32>()) as u64;
+fn bytes_of<T>(counts: &[usize]) -> Vec<u64> {
+    let bytes = |n: &usize| (n * size_of::<T>()) as u64;
     counts.iter().map(bytes).collect()
 }

@@ -6,8 +6,9 @@ use lrmoe_plan::{Loads, QuotaRequest, Quotas, quotas};
 use lrmoe_route::{RoutingTable, route};
 use ndarray::{Array2, ArrayView2, s};
 
-use super::buffers::{Buffers, columns, columns_mut};
+use super::buffers::{Buffers, ungroup};
 use super::dispatch::{Chunk, Dispatch, rows_between_ranks, rows_leaving};
+use super::element::LayerElement;
 use super::experts::Experts;
 use super::pass::{Pass, on_host};
 use super::stash::{PairStash, Stash, keep};
@@ -17,13 +18,15 @@ use crate::error::Error;
 use crate::policy::{Policy, mask_beyond};
 
 /// The rows and pairs of a pass.
-struct Inputs<'a, B: Backend> {
+struct Inputs<'a, B: Backend<T>, T: LayerElement> {
     /// `[tokens, width]`
-    x: &'a B::Buffer<f32>,
+    x: &'a B::Buffer<T>,
     pairs: &'a Pairs<'a>,
+    /// Whether all rows go in one chunk.
+    at_once: bool,
 }
 
-impl<B: Backend> MoeLayer<B> {
+impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// [`forward`](Self::forward) in the backend's memory: `x` and `y` are `[tokens, width]`. The caller keeps `x` for
     /// [`backward_rows`](Self::backward_rows), so that the layer need not.
     ///
@@ -32,11 +35,11 @@ impl<B: Backend> MoeLayer<B> {
     pub fn forward_rows<C: Collective>(
         &mut self,
         comm: &mut C,
-        x: &B::Buffer<f32>,
+        x: &B::Buffer<T>,
         expert_ids: ArrayView2<'_, i32>,
         gate_weights: ArrayView2<'_, f32>,
         step: Option<u32>,
-        y: &mut B::Buffer<f32>,
+        y: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let mut clock = Clock::start();
         self.check_forward(B::len(x), expert_ids, gate_weights)?;
@@ -90,8 +93,15 @@ impl<B: Backend> MoeLayer<B> {
         clock.lap(&mut self.stats.seconds, Stage::Route);
 
         let mut pass = Pass::new(&self.backend, comm, clock, &mut self.stats.seconds);
-        let inputs = Inputs { x, pairs: &pairs };
-        self.backend.zero(y, B::len(x))?;
+        let inputs = Inputs {
+            x,
+            pairs: &pairs,
+            at_once: dispatch.rounds() == 1,
+        };
+        if !inputs.at_once {
+            let sums = T::sums::<B>(y, &mut self.buffers.sums);
+            self.backend.zero(sums, B::len(x))?;
+        }
         let policy = step.map(|_| &self.config.policy);
         let sizes = (pairs.len(), dispatch.rows(), self.config.shape.width);
         kept.start(&self.backend, &mut self.buffers, policy, sizes)?;
@@ -102,7 +112,10 @@ impl<B: Backend> MoeLayer<B> {
             buffers.forward_chunk(&mut pass, &chunk, experts, &inputs, kept, y)?;
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
-        kept.finish(&self.backend, &self.buffers, &self.lists.gone, &pairs)?;
+        if !inputs.at_once {
+            T::round(&self.backend, &self.buffers.sums, y)?;
+        }
+        kept.finish(&self.backend, &mut self.buffers, &self.lists.gone, &pairs)?;
         pass.lap(Stage::Compact);
         if step.is_some() {
             self.stats.loads = routed.per_expert().to_vec();
@@ -183,7 +196,7 @@ impl<B: Backend> MoeLayer<B> {
     fn record_forward(&mut self, table: &RoutingTable, norms: bool) {
         let rows = rows_between_ranks(table);
         let (out, back) = rows_leaving(&rows, self.rank);
-        let row = (self.config.shape.width * size_of::<f32>()) as u64;
+        let row = (self.config.shape.width * size_of::<T>()) as u64;
         let norm = if norms {
             size_of::<SquaredNorm>() as u64
         } else {
@@ -214,16 +227,16 @@ impl<B: Backend> MoeLayer<B> {
     }
 }
 
-impl<B: Backend> Buffers<B> {
+impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
     /// One chunk: rows to their instances, through the experts, and back into `y`, weighted; what is kept per pair beside it.
     fn forward_chunk<C: Collective>(
         &mut self,
         pass: &mut Pass<'_, B, C>,
         chunk: &Chunk<'_>,
-        experts: &Experts<B>,
-        inputs: &Inputs<'_, B>,
-        kept: &mut PairStash<B>,
-        y: &mut B::Buffer<f32>,
+        experts: &Experts<B, T>,
+        inputs: &Inputs<'_, B, T>,
+        kept: &mut PairStash<B, T>,
+        y: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let (backend, width, pairs) = (pass.backend, experts.shape().width, inputs.pairs);
         backend.row_index_into(chunk.tokens, pairs.tokens(), &mut self.index)?;
@@ -248,7 +261,13 @@ impl<B: Backend> Buffers<B> {
         backend.write(gate_weights, &mut self.gate_weights)?;
         let slots = [pairs.tokens(), pairs.top_k()];
         backend.pair_rows_into(chunk.pairs, slots, &mut self.pairs)?;
-        backend.scatter_add(back, width, &self.pairs, Some(&self.gate_weights), y)?;
+        let weights = Some(&self.gate_weights);
+        if inputs.at_once {
+            backend.combine(back, width, &self.pairs, weights, y)?;
+        } else {
+            let sums = T::sums::<B>(y, &mut self.sums);
+            backend.scatter_add(back, width, &self.pairs, weights, sums)?;
+        }
         if kept.keeps_outputs() {
             kept.take_outputs(chunk.pairs, on_host(backend, back, &mut self.host.rows)?);
         }
@@ -272,11 +291,7 @@ impl<B: Backend> Buffers<B> {
         }
         let [outgoing, incoming] = &mut self.host.words;
         let [copy, norms] = &mut self.host.norms;
-        let grouped = on_host(pass.backend, &self.norms, copy)?;
-        norms.resize(grouped.len(), SquaredNorm::default());
-        chunk
-            .grouping
-            .ungroup(columns(grouped, 1), columns_mut(norms, 1))?;
+        ungroup(pass.backend, chunk, &self.norms, [copy, norms])?;
         outgoing.clear();
         outgoing.extend(
             norms

@@ -4,9 +4,12 @@ mod arrays;
 mod backward;
 mod buffers;
 mod dispatch;
+mod element;
 mod experts;
 mod forward;
+mod parameters;
 mod pass;
+mod router;
 mod select;
 mod stash;
 mod state;
@@ -14,7 +17,7 @@ mod stats;
 
 use lrmoe_comm::Collective;
 use lrmoe_kernels::{CompactRows, ComputeExperts, Cpu, ExpertBuffers, FfnShape, SelectPairs};
-use lrmoe_metric::{Pairs, Profile, Scores, Selection};
+use lrmoe_metric::{Pairs, Profile, Scores, Selection, Selector};
 use lrmoe_plan::{Fixed, Loads, Placement, PlacementRequest, Topology};
 use ndarray::Array2;
 
@@ -25,8 +28,9 @@ use arrays::Rows;
 use buffers::{Buffers, bytes};
 use dispatch::Lists;
 pub(crate) use dispatch::rows_between_ranks;
-pub use experts::ExpertParameters;
+pub use element::LayerElement;
 use experts::Experts;
+pub use parameters::ExpertParameters;
 use stash::Stash;
 pub use state::LayerState;
 use stats::Clock;
@@ -49,7 +53,8 @@ pub struct LayerConfig {
     pub topology: Topology,
     /// Expert slots per rank, `[ranks]`.
     pub slots: Vec<u32>,
-    /// Most rows a rank takes at once, in both passes. The backward pass does not depend on it to the bit; y does within rounding.
+    /// Most rows a rank takes at once, in both passes. The backward pass does not depend on it to the bit; y does within rounding, and so do
+    /// weight gradients with rows in bf16.
     pub chunk_rows: u64,
     /// Most rows a rank can hold in the backward pass, `[ranks]`; `None` where memory sets no bound.
     pub capacities: Option<Vec<u64>>,
@@ -59,31 +64,51 @@ pub struct LayerConfig {
     pub profile_decay: f32,
 }
 
-/// What a layer needs of a backend: all stages, in one memory.
-pub trait Backend: SelectPairs + CompactRows + ComputeExperts + Send + 'static {}
+/// What a layer whose rows are `T` needs of a backend: all stages, in one memory.
+///
+/// Where the experts of a backend cannot compute with `T` there is no such layer, as with `Wgpu` and bf16:
+///
+/// ```compile_fail
+/// use lrmoe_kernels::{Wgpu, half::bf16};
+///
+/// fn layer(_: lrmoe::layer::MoeLayer<Wgpu, bf16>) {}
+/// ```
+pub trait Backend<T: LayerElement = f32>:
+    SelectPairs + CompactRows + ComputeExperts<T> + Send + 'static
+{
+}
 
-impl<B: SelectPairs + CompactRows + ComputeExperts + Send + 'static> Backend for B {}
+impl<T, B> Backend<T> for B
+where
+    T: LayerElement,
+    B: SelectPairs + CompactRows + ComputeExperts<T> + Send + 'static,
+{
+}
 
 /// One MoE layer on one rank: the experts placed there, the owned shard of the optimizer, and what a step leaves behind.
+///
+/// Rows (x, y, dy, dx, and what travels) and working weights are `T`: f32, or bf16. Gate weights and their gradients, weight gradients, master
+/// weights and moments are f32 with both. Working weights are the master weights, rounded.
 ///
 /// A step is `forward`, `backward`, `reduce_gradients`, `update`; every rank calls each of them, with no tokens too. Rows stay in the memory of
 /// the backend from the first stage of a pass to its last; `forward_rows` and `backward_rows` take and leave them there.
 #[derive(Debug)]
-pub struct MoeLayer<B: Backend = Cpu> {
+pub struct MoeLayer<B: Backend<T> = Cpu, T: LayerElement = f32> {
     config: LayerConfig,
     rank: usize,
     backend: B,
-    experts: Experts<B>,
+    experts: Experts<B, T>,
     symi: Option<SymiCapacity>,
     profile: Profile,
-    stash: Stash<B>,
-    selection: Option<Selection>,
+    stash: Stash<B, T>,
+    selector: Selector,
+    has_selection: bool,
     keeps_scores: bool,
     scores: Option<Scores>,
     loads: Option<Loads>,
-    buffers: Buffers<B>,
+    buffers: Buffers<B, T>,
     lists: Lists,
-    rows: Rows<B>,
+    rows: Rows<B, T>,
     stats: LayerStats,
 }
 
@@ -101,7 +126,7 @@ impl MoeLayer {
     }
 }
 
-impl<B: Backend> MoeLayer<B> {
+impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// As [`new`](MoeLayer::new), on any backend. Ranks that are threads may share a device.
     ///
     /// # Errors
@@ -139,7 +164,8 @@ impl<B: Backend> MoeLayer<B> {
             symi: symi_capacity(&config)?,
             profile: Profile::new(config.experts),
             stash: Stash::default(),
-            selection: None,
+            selector: Selector::default(),
+            has_selection: false,
             keeps_scores: false,
             scores: None,
             loads: None,
@@ -180,7 +206,7 @@ impl<B: Backend> MoeLayer<B> {
 
     /// Pairs of this rank that ran backward in the last backward pass, with their weights.
     pub fn selection(&self) -> Option<&Selection> {
-        self.selection.as_ref()
+        self.has_selection.then_some(&self.selector.selection)
     }
 
     /// Whether the next backward pass keeps the scores of its pairs for `scores`.
@@ -261,7 +287,7 @@ impl<B: Backend> MoeLayer<B> {
 
     /// Takes down what token buffers are held now: rows in exchange, workspaces, stash.
     fn record_buffers(&mut self) {
-        let rows = bytes::<B, f32>(&self.rows.x) + bytes::<B, f32>(&self.rows.dy);
+        let rows = bytes::<B, T>(&self.rows.x) + bytes::<B, T>(&self.rows.dy);
         let held = self.buffers.bytes() + self.lists.bytes() + self.stash.bytes() + rows;
         self.stats.buffer_bytes = self.stats.buffer_bytes.max(held as u64);
     }

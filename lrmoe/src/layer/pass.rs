@@ -1,9 +1,8 @@
 //! What the stages of a pass share.
 
 use lrmoe_comm::Collective;
-use lrmoe_kernels::Element;
+use lrmoe_kernels::{Element, Memory};
 
-use super::Backend;
 use super::stats::{Clock, Seconds, Stage};
 use crate::error::Error;
 
@@ -15,7 +14,7 @@ pub(super) struct Pass<'a, B, C> {
     seconds: &'a mut Seconds,
 }
 
-impl<'a, B: Backend, C: Collective> Pass<'a, B, C> {
+impl<'a, B, C: Collective> Pass<'a, B, C> {
     pub(super) fn new(
         backend: &'a B,
         comm: &'a mut C,
@@ -42,7 +41,7 @@ impl<'a, B: Backend, C: Collective> Pass<'a, B, C> {
 }
 
 /// The elements of a buffer on the host: borrowed where they are there already, else read to `copy`.
-pub(super) fn on_host<'a, B: Backend, T: Element>(
+pub(super) fn on_host<'a, B: Memory, T: Element>(
     backend: &B,
     buffer: &'a B::Buffer<T>,
     copy: &'a mut Vec<T>,
@@ -58,7 +57,7 @@ pub(super) fn on_host<'a, B: Backend, T: Element>(
 }
 
 /// Makes a buffer hold `len` elements that the host writes: in place where it can, else by way of `copy`.
-pub(super) fn from_host<B: Backend, T: Element>(
+pub(super) fn from_host<B: Memory, T: Element>(
     backend: &B,
     buffer: &mut B::Buffer<T>,
     len: usize,

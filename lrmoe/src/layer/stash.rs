@@ -6,22 +6,23 @@ use ndarray::{Array2, ArrayView2};
 
 use super::Backend;
 use super::buffers::{Buffers, bytes};
+use super::element::LayerElement;
 use crate::error::Error;
 use crate::policy::Policy;
 
 /// What is left of the last training forward pass, in buffers that are kept from step to step.
 #[derive(Debug)]
-pub(super) struct Stash<B: Backend> {
+pub(super) struct Stash<B: Backend<T>, T: LayerElement> {
     /// Number of its step, until the backward pass takes it.
     pub(super) step: Option<u32>,
     pub(super) expert_ids: Array2<i32>,
     pub(super) gate_weights: Array2<f32>,
     pub(super) first_pair: u64,
     pub(super) quotas: Option<Quotas>,
-    pub(super) pairs: PairStash<B>,
+    pub(super) pairs: PairStash<B, T>,
 }
 
-impl<B: Backend> Default for Stash<B> {
+impl<B: Backend<T>, T: LayerElement> Default for Stash<B, T> {
     fn default() -> Self {
         Self {
             step: None,
@@ -34,29 +35,29 @@ impl<B: Backend> Default for Stash<B> {
     }
 }
 
-impl<B: Backend> Stash<B> {
+impl<B: Backend<T>, T: LayerElement> Stash<B, T> {
     pub(super) fn bytes(&self) -> usize {
         self.expert_ids.len() * (size_of::<i32>() + size_of::<f32>())
             + bytes::<B, SquaredNorm>(&self.pairs.h_norms)
             + self.pairs.rows.capacity() * size_of::<u32>()
-            + self.pairs.outputs.len() * size_of::<f32>()
+            + self.pairs.outputs.len() * size_of::<T>()
     }
 }
 
 /// What of it is kept of each pair, where the policy wants it.
 #[derive(Debug)]
-pub(super) struct PairStash<B: Backend> {
+pub(super) struct PairStash<B: Backend<T>, T: LayerElement> {
     keeps_norms: bool,
     keeps_outputs: bool,
     /// `[pairs]`; those of masked pairs mean nothing.
     h_norms: B::Buffer<SquaredNorm>,
     /// The experts' outputs, without the gate weight, `[pairs, width]`.
-    outputs: Array2<f32>,
+    outputs: Array2<T>,
     /// Where in the order in which they went out the pairs stand, `[pairs]`.
     rows: Vec<u32>,
 }
 
-impl<B: Backend> Default for PairStash<B> {
+impl<B: Backend<T>, T: LayerElement> Default for PairStash<B, T> {
     fn default() -> Self {
         Self {
             keeps_norms: false,
@@ -68,12 +69,12 @@ impl<B: Backend> Default for PairStash<B> {
     }
 }
 
-impl<B: Backend> PairStash<B> {
+impl<B: Backend<T>, T: LayerElement> PairStash<B, T> {
     /// Makes room for `rows` rows of these pairs, if `training`.
     pub(super) fn start(
         &mut self,
         backend: &B,
-        buffers: &mut Buffers<B>,
+        buffers: &mut Buffers<B, T>,
         policy: Option<&Policy>,
         (pairs, rows, width): (usize, usize, usize),
     ) -> Result<(), Error> {
@@ -84,7 +85,7 @@ impl<B: Backend> PairStash<B> {
             backend.resize(&mut buffers.all_norms, rows.max(1))?;
         }
         if self.keeps_outputs && self.outputs.dim() != (pairs, width) {
-            self.outputs = Array2::zeros((pairs, width));
+            self.outputs = Array2::default((pairs, width));
         }
         Ok(())
     }
@@ -98,7 +99,7 @@ impl<B: Backend> PairStash<B> {
     }
 
     /// Puts the output rows `[pairs, width]` of these pairs by.
-    pub(super) fn take_outputs(&mut self, pairs: &[u32], rows: &[f32]) {
+    pub(super) fn take_outputs(&mut self, pairs: &[u32], rows: &[T]) {
         let width = self.outputs.ncols();
         for (pair, row) in pairs.iter().zip(rows.chunks_exact(width)) {
             let row = ArrayView2::from_shape((1, width), row).expect("a row of the width");
@@ -110,7 +111,7 @@ impl<B: Backend> PairStash<B> {
     pub(super) fn finish(
         &mut self,
         backend: &B,
-        buffers: &Buffers<B>,
+        buffers: &mut Buffers<B, T>,
         gone: &[u32],
         pairs: &Pairs<'_>,
     ) -> Result<(), Error> {
@@ -122,8 +123,11 @@ impl<B: Backend> PairStash<B> {
         for (row, pair) in (0..).zip(gone) {
             self.rows[*pair as usize] = row;
         }
-        let index = backend.row_index(&self.rows, B::len(&buffers.all_norms))?;
-        backend.gather(&buffers.all_norms, 1, &index, &mut self.h_norms)?;
+        let Buffers {
+            all_norms, index, ..
+        } = buffers;
+        backend.row_index_into(&self.rows, B::len(all_norms), index)?;
+        backend.gather(all_norms, 1, index, &mut self.h_norms)?;
         Ok(())
     }
 
@@ -131,7 +135,7 @@ impl<B: Backend> PairStash<B> {
         self.keeps_norms.then_some(&self.h_norms)
     }
 
-    pub(super) fn outputs(&self) -> Option<&Array2<f32>> {
+    pub(super) fn outputs(&self) -> Option<&Array2<T>> {
         self.keeps_outputs.then_some(&self.outputs)
     }
 }

@@ -4,6 +4,7 @@ use lrmoe_comm::Collective;
 use lrmoe_metric::Profile;
 use lrmoe_plan::Placement;
 
+use super::element::LayerElement;
 use super::{Backend, MoeLayer};
 use crate::adamw::Moments;
 use crate::error::Error;
@@ -23,7 +24,7 @@ pub struct LayerState {
     pub replicas: Vec<u32>,
 }
 
-impl<B: Backend> MoeLayer<B> {
+impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// State for a checkpoint, whole on rank 0, `None` on the others. Every rank calls it.
     ///
     /// # Errors

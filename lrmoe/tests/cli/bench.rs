@@ -108,6 +108,16 @@ fn figures_alone_are_printed_on_request() {
 }
 
 #[test]
+fn bf16_is_timed_like_f32() {
+    let output = run(&Folder::new(), "--json - --dtype bf16");
+    assert_success(&output);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("nothing but JSON");
+    assert_eq!(report["dtype"], "bf16");
+    assert_eq!(report["contenders"][0]["backward"]["rows"], 64);
+    assert_eq!(report["contenders"][1]["backward"]["rows"], 128);
+}
+
+#[test]
 fn what_cannot_be_timed_is_refused() {
     let folder = Folder::new();
     std::fs::write(folder.path("taken.json"), "{}").expect("a file");
@@ -126,6 +136,10 @@ fn what_cannot_be_timed_is_refused() {
         ("--preset best", "best"),
         ("--score best", "best"),
         ("--dtype f16", "f16"),
+        (
+            "--dtype bf16 --device wgpu",
+            "the layer does not run in bf16 on wgpu, only on cpu",
+        ),
         ("--json taken.json", "taken.json"),
         ("--json no/out.json", "no: "),
         (

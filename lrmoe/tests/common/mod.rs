@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use lrmoe::adamw::AdamW;
-use lrmoe::layer::{Backend, ExpertParameters, LayerConfig, LayerStats, MoeLayer};
+use lrmoe::layer::{Backend, ExpertParameters, LayerConfig, LayerElement, LayerStats, MoeLayer};
 use lrmoe::policy::{Policy, Selecting};
 use lrmoe_comm::{Collective, Threads};
 use lrmoe_kernels::{Activation, Cpu, FfnShape};
@@ -184,10 +184,21 @@ pub(crate) fn steps_on<B: Backend + Clone + Sync>(
     shares: &[std::ops::Range<usize>],
     count: u32,
 ) -> Vec<Stepped> {
+    steps_in::<B, f32>(backend, batch, config, shares, count)
+}
+
+/// The same with rows and working weights in another type.
+pub(crate) fn steps_in<B: Backend<T> + Clone + Sync, T: LayerElement>(
+    backend: &B,
+    batch: &Batch,
+    config: &LayerConfig,
+    shares: &[std::ops::Range<usize>],
+    count: u32,
+) -> Vec<Stepped> {
     let per_rank = on_ranks(config.topology.ranks(), |comm| {
         let of = |expert| batch.parameters(expert);
-        let mut layer =
-            MoeLayer::on(backend.clone(), config.clone(), comm.rank(), of).expect("a layer");
+        let layer = MoeLayer::<B, T>::on(backend.clone(), config.clone(), comm.rank(), of);
+        let mut layer = layer.expect("a layer");
         let share = shares[comm.rank()].clone();
         (1..=count)
             .map(|number| rank_step(batch, &mut layer, comm, share.clone(), number))
@@ -215,20 +226,21 @@ pub(crate) struct RankStep {
     pub(crate) stats: LayerStats,
 }
 
-pub(crate) fn rank_step<B: Backend, C: Collective>(
+pub(crate) fn rank_step<B: Backend<T>, T: LayerElement, C: Collective>(
     batch: &Batch,
-    layer: &mut MoeLayer<B>,
+    layer: &mut MoeLayer<B, T>,
     comm: &mut C,
     share: std::ops::Range<usize>,
     number: u32,
 ) -> RankStep {
     let rows = s![share, ..];
-    let (x, dy) = (batch.x.slice(rows), batch.dy.slice(rows));
+    let [x, dy] = [&batch.x, &batch.dy].map(|all| all.slice(rows).mapv(T::from_f32));
     let (ids, p) = (batch.expert_ids.slice(rows), batch.gate_weights.slice(rows));
     let y = layer
-        .forward(comm, x, ids, p, Some(number))
+        .forward(comm, x.view(), ids, p, Some(number))
         .expect("forward");
-    let (dx, dp) = layer.backward(comm, dy).expect("backward");
+    let (dx, dp) = layer.backward(comm, dy.view()).expect("backward");
+    let [y, dx] = [y, dx].map(|rows| rows.mapv(T::to_f32));
     let selection = layer.selection().expect("a selection").clone();
     layer.reduce_gradients(comm).expect("reduction");
     let gradient = layer.shard_gradient().to_vec();

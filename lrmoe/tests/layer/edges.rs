@@ -10,9 +10,9 @@ use lrmoe_plan::QuotaPolicy;
 use ndarray::s;
 
 use super::bits;
-use super::common::{Batch, lrmoe, on_ranks, split, step, steps};
+use super::common::{Batch, Stepped, lrmoe, on_ranks, split, step, steps};
 
-fn all_policies() -> Vec<Policy> {
+pub(super) fn all_policies() -> Vec<Policy> {
     let select = |retention, score, method, quotas| {
         Policy::Lrmoe(Selecting {
             retention,
@@ -51,7 +51,11 @@ fn assert_trains_through(
     shares: &[std::ops::Range<usize>],
     what: &str,
 ) {
-    let stepped = steps(batch, config, shares, 3);
+    assert_whole(&steps(batch, config, shares, 3), batch, what);
+}
+
+/// Everything is finite, and every pair that was to run did.
+pub(super) fn assert_whole(stepped: &[Stepped], batch: &Batch, what: &str) {
     for (number, step) in stepped.iter().enumerate() {
         let all = step
             .y

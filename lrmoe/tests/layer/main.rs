@@ -3,8 +3,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod edges;
+mod precision;
 
 use common::{Batch, Stepped, lrmoe, relative_error, split, step, steps};
+use lrmoe::config::Dtype;
 use lrmoe::layer::{LayerConfig, MoeLayer, imbalance};
 use lrmoe::policy::{Policy, RouterGradient, Selecting};
 use lrmoe_comm::Solo;
@@ -323,18 +325,28 @@ fn symi_drops_by_position_beyond_the_capacity() {
 fn measured_buffers_stay_within_the_memory_model() {
     let (tokens, width, hidden, top_k) = (512, 64, 96, 2);
     let batch = Batch::random(tokens, (width, hidden), (8, top_k), 14);
-    for (ranks, retention) in [(1, 1.0), (1, 0.25), (4, 0.5)] {
+    for (ranks, retention, dtype) in [
+        (1, 1.0, Dtype::F32),
+        (1, 0.25, Dtype::F32),
+        (4, 0.5, Dtype::F32),
+        (1, 1.0, Dtype::Bf16),
+        (1, 0.25, Dtype::Bf16),
+        (4, 0.5, Dtype::Bf16),
+    ] {
         let config = LayerConfig {
             chunk_rows: 200,
             ..batch.config(ranks, lrmoe(retention))
         };
-        let stepped = step(&batch, &config);
+        let stepped = match dtype {
+            Dtype::F32 => step(&batch, &config),
+            Dtype::Bf16 => precision::bf16_step(&batch, &config),
+        };
         let model = MemoryModel {
             shape: ExpertShape {
                 width,
                 hidden,
                 gated: true,
-                bytes: 4,
+                bytes: dtype.bytes(),
             },
             top_k,
             tokens: tokens / ranks,
@@ -352,11 +364,11 @@ fn measured_buffers_stay_within_the_memory_model() {
             let memory = model.of_rank(&placement, rank, config.slots[rank], forward, retained);
             let modelled = memory.forward_buffers + memory.backward_buffers + memory.stash;
             // The kernels add scratch per thread and round each group up to 16 rows; an array of dy is copied once.
-            let copy = tokens / ranks * width * 4;
+            let copy = tokens / ranks * width * dtype.bytes();
             let allowed = modelled + (8 * 16 * 3 * hidden * 4 + copy) as u64 + (1 << 20);
             assert!(
                 stats.buffer_bytes <= allowed && stats.buffer_bytes > modelled / 3,
-                "{ranks} ranks, retention {retention}: measured {}, modelled {modelled}",
+                "{ranks} ranks, retention {retention}, {dtype}: measured {}, modelled {modelled}",
                 stats.buffer_bytes
             );
         }
