@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use bytemuck::Pod;
 use half::bf16;
 
@@ -68,6 +70,13 @@ impl Arithmetic for bf16 {
     fn exceeds(self, largest: Self) -> bool {
         f32::from(self).exceeds(f32::from(largest))
     }
+}
+
+/// The part of `len` elements that `rank` reduces; together they are all of them, in rank order.
+pub(crate) fn slice(len: usize, ranks: usize, rank: usize) -> Range<usize> {
+    let most = len.div_ceil(ranks);
+    let start = len.min(rank * most);
+    start..len.min(start + most)
 }
 
 /// Elements that are summed at a time, so that the sums stay in the first-level cache.

@@ -36,6 +36,9 @@ pub enum Error {
         /// The limit.
         most: usize,
     },
+    /// A node needs at least one rank.
+    #[error("nodes of 0 ranks were asked for")]
+    NoRanksPerNode,
     /// A rank was dropped, because its thread finished, returned an error or panicked.
     #[error("rank {rank} left the world before or during {collective}")]
     PeerLost {

@@ -27,6 +27,11 @@
 //! [`Error::CountMismatch`]. A world in which a collective has failed stays failed: later calls
 //! return an error at once. After an error the contents of output buffers are unspecified.
 //!
+//! **Nodes.** [`Hierarchical`] wraps a world whose ranks live on several nodes and joins the
+//! messages of an all-to-all that cross between two of them; [`Counted`] counts bytes and messages
+//! by class of link: own memory, within the node, across nodes. Both are worlds themselves:
+//! `Hierarchical<Counted<Threads>>` counts what its hops send.
+//!
 //! ```
 //! use lrmoe_comm::{Collective, Error, Reduction, Threads};
 //! use std::time::Duration;
@@ -63,8 +68,11 @@ mod check;
 mod collective;
 mod element;
 mod error;
+mod hierarchical;
+mod nodes;
 mod solo;
 mod threads;
+mod traffic;
 
 pub use bytemuck::Pod;
 pub use call::{Call, Reduction};
@@ -72,5 +80,7 @@ pub use collective::Collective;
 pub use element::Element;
 pub use error::{Error, Side};
 pub use half::bf16;
+pub use hierarchical::{Algorithm, Hierarchical};
 pub use solo::Solo;
 pub use threads::Threads;
+pub use traffic::{Counted, LinkTraffic, Sent, Traffic};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::check::Caller;
-use crate::element::reduce;
+use crate::element::{reduce, slice};
 use crate::{Call, Collective, Element, Error, Reduction};
 use world::{Post, Posts, World};
 
@@ -206,13 +206,6 @@ impl Collective for Threads {
     fn barrier(&mut self) -> Result<(), Error> {
         self.exchange(Call::Barrier, |_| {}).map(drop)
     }
-}
-
-/// The part of `len` elements that `rank` reduces; together they are all of them, in rank order.
-fn slice(len: usize, ranks: usize, rank: usize) -> Range<usize> {
-    let most = len.div_ceil(ranks);
-    let start = len.min(rank * most);
-    start..len.min(start + most)
 }
 
 /// Reduces the elements `range` of all posts into `out`; `Err` is the lowest element whose sum is

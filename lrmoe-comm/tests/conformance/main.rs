@@ -9,7 +9,7 @@ mod values;
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
-use lrmoe_comm::{Collective, Solo, Threads, bf16};
+use lrmoe_comm::{Algorithm, Collective, Counted, Hierarchical, Solo, Threads, bf16};
 
 use failures::{calls_differ, counts_differ, misuse_of_all_to_all, misuse_of_others, overflow};
 use random::random_sequences;
@@ -40,6 +40,22 @@ impl Worlds for OfThreads {
     type Comm = Threads;
     fn make(self) -> Vec<Threads> {
         Threads::world(self.0, Duration::from_secs(60)).unwrap()
+    }
+}
+
+/// Threads in nodes of so many ranks.
+#[derive(Clone, Copy)]
+struct InNodes(usize, usize, Algorithm);
+
+impl Worlds for InNodes {
+    type Comm = Hierarchical<Counted<Threads>>;
+    fn make(self) -> Vec<Self::Comm> {
+        let Self(ranks, per_node, algorithm) = self;
+        let in_nodes = |comm| {
+            let counted = Counted::new(comm, per_node).unwrap();
+            Hierarchical::new(counted, per_node, algorithm).unwrap()
+        };
+        OfThreads(ranks).make().into_iter().map(in_nodes).collect()
     }
 }
 
@@ -96,6 +112,17 @@ fn main() {
     let mut all = trials("solo", OneRank);
     for ranks in 1..=8 {
         all.extend(trials(&format!("threads::{ranks}"), OfThreads(ranks)));
+        // One node, nodes of one rank, even and uneven nodes.
+        for per_node in [1, 2, 3, 4] {
+            let world = InNodes(ranks, per_node, Algorithm::Hierarchical);
+            all.extend(trials(&format!("nodes::{ranks}_by_{per_node}"), world));
+        }
+        // Messages of about the size where the way changes.
+        let auto = Algorithm::Auto { most_bytes: 500 };
+        all.extend(trials(
+            &format!("auto::{ranks}_by_2"),
+            InNodes(ranks, 2, auto),
+        ));
     }
     libtest_mimic::run(&Arguments::from_args(), all).exit();
 }
