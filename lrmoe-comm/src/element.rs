@@ -79,6 +79,15 @@ pub(crate) fn slice(len: usize, ranks: usize, rank: usize) -> Range<usize> {
     start..len.min(start + most)
 }
 
+/// Room for `len` elements in words, which any element's alignment divides; it grows as needed.
+pub(crate) fn room<T: Element>(words: &mut Vec<u32>, len: usize) -> &mut [T] {
+    let needed = (len * size_of::<T>()).div_ceil(size_of::<u32>());
+    if words.len() < needed {
+        words.resize(needed, 0);
+    }
+    &mut bytemuck::cast_slice_mut(words)[..len]
+}
+
 /// Elements that are summed at a time, so that the sums stay in the first-level cache.
 const BLOCK: usize = 512;
 

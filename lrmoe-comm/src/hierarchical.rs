@@ -1,4 +1,5 @@
 use crate::check::Caller;
+use crate::element::room;
 use crate::nodes::Nodes;
 use crate::{Collective, Element, Error, Reduction};
 
@@ -155,15 +156,6 @@ struct Staging {
     relayed: Vec<u32>,
 }
 
-/// The first `len` elements of a buffer that grows as needed.
-fn elements<T: Element>(words: &mut Vec<u32>, len: usize) -> &mut [T] {
-    let needed = (len * size_of::<T>()).div_ceil(size_of::<u32>());
-    if words.len() < needed {
-        words.resize(needed, 0);
-    }
-    &mut bytemuck::cast_slice_mut(words)[..len]
-}
-
 /// An all-to-all of `count(from, to)` elements, which all ranks know of all ranks. `send` and
 /// `recv` are laid out as in [`Collective::all_to_all`].
 fn two_hops<C: Collective, T: Element>(
@@ -186,7 +178,7 @@ fn two_hops<C: Collective, T: Element>(
 
     // Within the node: by relay, then by destination.
     let starts = starts((0..ranks).map(|to| count(me, to)));
-    let outgoing = elements(&mut staging.outgoing, send.len());
+    let outgoing = room(&mut staging.outgoing, send.len());
     let (mut sent, mut received) = (vec![0; ranks], vec![0; ranks]);
     let mut next = 0;
     for relay in members.clone() {
@@ -198,11 +190,11 @@ fn two_hops<C: Collective, T: Element>(
         }
         received[relay] = total(relay);
     }
-    let relayed = elements(&mut staging.relayed, received.iter().sum());
+    let relayed = room(&mut staging.relayed, received.iter().sum());
     world.all_to_all(outgoing, &sent, relayed, &received)?;
 
     // Across nodes: by destination, then by source; so what arrives is in the order of the sources.
-    let outgoing = elements(&mut staging.outgoing, relayed.len());
+    let outgoing = room(&mut staging.outgoing, relayed.len());
     let mut parts: Vec<&[T]> = Vec::with_capacity(members.len());
     let mut rest = &*relayed;
     for from in members {

@@ -61,7 +61,7 @@
 //! });
 //! # Ok::<_, Error>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod call;
 mod check;

@@ -1,3 +1,4 @@
+mod lent;
 mod world;
 
 use std::ops::Range;
@@ -5,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::check::Caller;
-use crate::element::{reduce, slice};
+use crate::element::{reduce, room, slice};
 use crate::{Call, Collective, Element, Error, Reduction};
 use world::{Post, Posts, World};
 
@@ -18,11 +19,12 @@ const MOST_RANKS: usize = 1 << 16;
 
 /// One rank of a world whose ranks are threads of this process.
 ///
-/// What a rank sends is copied into its mailbox, which the others read once all have come: one
-/// meeting for each collective, two for an all-reduce of more than 1,024 elements (each rank then
-/// reduces one slice) and for the reduce-scatter of a `u32` sum. A rank keeps two mailboxes, each
-/// as large as the largest message so far; after that no memory proportional to a message is
-/// allocated.
+/// There is one meeting for each collective, two for an all-reduce of more than 1,024 elements
+/// (each rank then reduces one slice) and for the reduce-scatter of a `u32` sum. What a rank sends,
+/// the others read once all have come: from its mailbox if that is less than 32 KiB, else from the
+/// sender's own buffer, for which the sender waits until all have read. So large messages are
+/// copied once, and no memory proportional to a message is allocated; an all-reduce keeps a buffer
+/// for one rank's slice.
 ///
 /// A waiting rank blocks its thread, so ranks must not be tasks of one shared pool. Dropping a rank
 /// tells the others.
@@ -32,6 +34,8 @@ pub struct Threads {
     caller: Caller,
     /// Which of the two mailboxes the next exchange uses.
     turn: usize,
+    /// The slice that this rank reduces in an all-reduce.
+    reduced: Vec<u32>,
 }
 
 impl Threads {
@@ -53,15 +57,22 @@ impl Threads {
             world: Arc::clone(&world),
             caller: Caller { rank, ranks },
             turn: 0,
+            reduced: vec![],
         };
         Ok((0..ranks).map(of_rank).collect())
     }
 
-    /// Posts what `fill` writes, meets the other ranks and returns everyone's posts.
-    fn exchange(&mut self, call: Call, fill: impl FnOnce(&mut Post)) -> Result<Posts<'_>, Error> {
-        let turn = self.turn;
-        self.turn = 1 - turn;
-        self.world.exchange(self.caller.rank, turn, call, fill)
+    /// Posts `send` and what `fill` writes, meets the other ranks and lets `read` see all posts.
+    fn exchange<T: Element, R>(
+        &mut self,
+        call: Call,
+        send: &[T],
+        fill: impl FnOnce(&mut Post),
+        read: impl FnOnce(&Posts<'_>) -> R,
+    ) -> Result<R, Error> {
+        let place = (self.caller.rank, self.turn);
+        self.turn = 1 - self.turn;
+        self.world.exchange(place, call, send, fill, read)
     }
 
     /// Ends the collective on every rank.
@@ -97,19 +108,19 @@ impl Collective for Threads {
             .all_to_all(send, send_counts, recv, recv_counts)
             .map_err(|error| self.fail(error))?;
         let rank = self.caller.rank;
-        let posts = self.exchange(call, |post| {
-            post.write(send);
+        let fill = |post: &mut Post| {
             post.send_counts.extend_from_slice(send_counts);
             post.recv_counts.extend_from_slice(recv_counts);
-        })?;
-        let mut rest = recv;
-        for (post, &count) in posts.iter().zip(recv_counts) {
-            let start = post.send_counts[..rank].iter().sum();
-            let (part, tail) = rest.split_at_mut(count);
-            post.read(start, part);
-            rest = tail;
-        }
-        Ok(())
+        };
+        self.exchange(call, send, fill, |posts| {
+            let mut rest = recv;
+            for (post, &count) in posts.iter().zip(recv_counts) {
+                let start = post.send_counts[..rank].iter().sum();
+                let (part, tail) = rest.split_at_mut(count);
+                post.read(start, part);
+                rest = tail;
+            }
+        })
     }
 
     fn all_reduce<T: Element>(
@@ -123,28 +134,41 @@ impl Collective for Threads {
             index,
             collective: call,
         };
-        let posts = self.exchange(call, |post| post.write(values))?;
+        let part = match values.len() {
+            len @ 0..=DIRECT => 0..len,
+            len => slice(len, ranks, rank),
+        };
+        // The others may be reading this rank's values, so what they become is written elsewhere.
+        let mut words = std::mem::take(&mut self.reduced);
+        let mine = room(&mut words, part.len());
+        let reduced = self.exchange(
+            call,
+            values,
+            |_| {},
+            |posts| reduce_slice(posts, part.clone(), reduction, mine),
+        )?;
         if values.len() <= DIRECT {
-            let reduced = reduce_slice(&posts, 0..values.len(), reduction, values);
-            drop(posts);
+            values.copy_from_slice(mine);
+            self.reduced = words;
             return reduced.map_err(|index| self.fail(overflow(index)));
         }
-        let mine = slice(values.len(), ranks, rank);
-        let reduced = reduce_slice(&posts, mine.clone(), reduction, &mut values[mine.clone()]);
-        drop(posts);
-        let posts = self.exchange(call, |post| {
-            post.write(&values[mine]);
-            post.overflow = reduced.err();
-        })?;
-        if let Some(index) = lowest_overflow(&posts) {
-            drop(posts);
-            return Err(self.fail(overflow(index)));
-        }
-        for (source, post) in posts.iter().enumerate() {
-            let len = values.len();
-            post.read(0, &mut values[slice(len, ranks, source)]);
-        }
-        Ok(())
+        let lowest = self.exchange(
+            call,
+            mine,
+            |post| post.overflow = reduced.err(),
+            |posts| {
+                let lowest = lowest_overflow(posts);
+                if lowest.is_none() {
+                    let len = values.len();
+                    for (source, post) in posts.iter().enumerate() {
+                        post.read(0, &mut values[slice(len, ranks, source)]);
+                    }
+                }
+                lowest
+            },
+        )?;
+        self.reduced = words;
+        lowest.map_or(Ok(()), |index| Err(self.fail(overflow(index))))
     }
 
     fn all_gather<T: Element>(&mut self, mine: &[T], all: &mut [T]) -> Result<(), Error> {
@@ -152,11 +176,16 @@ impl Collective for Threads {
             .caller
             .all_gather(mine, all)
             .map_err(|error| self.fail(error))?;
-        let posts = self.exchange(call, |post| post.write(mine))?;
-        for (source, post) in posts.iter().enumerate() {
-            post.read(0, &mut all[source * mine.len()..][..mine.len()]);
-        }
-        Ok(())
+        self.exchange(
+            call,
+            mine,
+            |_| {},
+            |posts| {
+                for (source, post) in posts.iter().enumerate() {
+                    post.read(0, &mut all[source * mine.len()..][..mine.len()]);
+                }
+            },
+        )
     }
 
     fn reduce_scatter<T: Element>(
@@ -170,20 +199,23 @@ impl Collective for Threads {
             .reduce_scatter(values, mine, reduction)
             .map_err(|error| self.fail(error))?;
         let start = self.caller.rank * mine.len();
-        let posts = self.exchange(call, |post| post.write(values))?;
-        let reduced = reduce_slice(&posts, start..start + mine.len(), reduction, mine);
-        drop(posts);
-        if T::BOUNDED && reduction == Reduction::Sum {
-            let posts = self.exchange(call, |post| post.overflow = reduced.err())?;
-            if let Some(index) = lowest_overflow(&posts) {
-                drop(posts);
-                return Err(self.fail(Error::Overflow {
-                    index,
-                    collective: call,
-                }));
-            }
+        let reduced = self.exchange(
+            call,
+            values,
+            |_| {},
+            |posts| reduce_slice(posts, start..start + mine.len(), reduction, mine),
+        )?;
+        if !T::BOUNDED || reduction != Reduction::Sum {
+            return Ok(());
         }
-        Ok(())
+        let fill = |post: &mut Post| post.overflow = reduced.err();
+        match self.exchange::<T, _>(call, &[], fill, lowest_overflow)? {
+            None => Ok(()),
+            Some(index) => Err(self.fail(Error::Overflow {
+                index,
+                collective: call,
+            })),
+        }
     }
 
     fn broadcast<T: Element>(&mut self, values: &mut [T], root: usize) -> Result<(), Error> {
@@ -191,20 +223,14 @@ impl Collective for Threads {
             .caller
             .broadcast(values, root)
             .map_err(|error| self.fail(error))?;
-        let sends = self.caller.rank == root;
-        let posts = self.exchange(call, |post| {
-            if sends {
-                post.write(values);
-            }
-        })?;
-        if !sends {
-            posts[root].read(0, values);
+        if self.caller.rank == root {
+            return self.exchange(call, values, |_| {}, |_| {});
         }
-        Ok(())
+        self.exchange::<T, _>(call, &[], |_| {}, |posts| posts[root].read(0, values))
     }
 
     fn barrier(&mut self) -> Result<(), Error> {
-        self.exchange(Call::Barrier, |_| {}).map(drop)
+        self.exchange::<u32, _>(Call::Barrier, &[], |_| {}, |_| {})
     }
 }
 

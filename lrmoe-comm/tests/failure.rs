@@ -9,10 +9,13 @@ use lrmoe_comm::{Call, Collective, Error, Reduction, Threads};
 /// Long enough that a test which waits for it would be seen to hang.
 const LONG: Duration = Duration::from_secs(600);
 
+/// Numbers that are more than a rank copies for the others.
+const LENT: usize = 10_000;
+
 type Step = fn(&mut Threads) -> Result<(), Error>;
 
-/// Every collective, in small and large.
-const STEPS: [(Call, Step); 7] = [
+/// Every collective, in small and large; the all-gather lends what it sends.
+const STEPS: [(Call, Step); 8] = [
     (Call::Barrier, |comm| comm.barrier()),
     (Call::AllToAll { element: "u32" }, |comm| {
         let ones = vec![1; comm.ranks()];
@@ -45,6 +48,16 @@ const STEPS: [(Call, Step); 7] = [
             len: 1,
         },
         |comm| comm.all_gather(&[1f32], &mut vec![0.0; comm.ranks()]),
+    ),
+    (
+        Call::AllGather {
+            element: "f32",
+            len: LENT,
+        },
+        |comm| {
+            let all = comm.ranks() * LENT;
+            comm.all_gather(&[1f32; LENT], &mut vec![0.0; all])
+        },
     ),
     (
         Call::ReduceScatter {

@@ -1,10 +1,17 @@
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{
+    Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 use std::time::{Duration, Instant};
 
+use super::lent::Lent;
 use crate::check::counts_agree;
 use crate::{Call, Element, Error};
+
+/// Bytes from which on what a rank sends is lent to the others. A copy for them would take longer
+/// than waiting until all have read.
+const LENT: usize = 1 << 15;
 
 /// Everyone's posts of one exchange, by rank.
 pub(super) type Posts<'a> = Vec<RwLockReadGuard<'a, Post>>;
@@ -16,6 +23,8 @@ pub(super) struct Post {
     pub(super) recv_counts: Vec<usize>,
     /// The lowest element that this rank could not sum.
     pub(super) overflow: Option<usize>,
+    /// What the rank sends: its own memory if that is lent, else a copy.
+    lent: Option<Lent>,
     bytes: Vec<u8>,
 }
 
@@ -26,6 +35,7 @@ impl Post {
             send_counts: vec![],
             recv_counts: vec![],
             overflow: None,
+            lent: None,
             bytes: vec![],
         }
     }
@@ -39,10 +49,6 @@ impl Post {
         self.bytes.clear();
     }
 
-    pub(super) fn write<T: Element>(&mut self, elements: &[T]) {
-        self.bytes.extend_from_slice(bytemuck::cast_slice(elements));
-    }
-
     /// Copies the elements from `start` on.
     pub(super) fn read<T: Element>(&self, start: usize, out: &mut [T]) {
         let bytes = self.bytes::<T>(start..start + out.len());
@@ -50,7 +56,8 @@ impl Post {
     }
 
     pub(super) fn bytes<T: Element>(&self, elements: Range<usize>) -> &[u8] {
-        &self.bytes[elements.start * size_of::<T>()..elements.end * size_of::<T>()]
+        let bytes = self.lent.as_ref().map_or(&*self.bytes, Lent::bytes);
+        &bytes[elements.start * size_of::<T>()..elements.end * size_of::<T>()]
     }
 }
 
@@ -63,6 +70,8 @@ pub(super) struct World {
     deadline: Duration,
     meeting: Mutex<Meeting>,
     changed: Condvar,
+    /// The last rank has read the posts of the last meeting.
+    all_read: Condvar,
     posts: [Vec<RwLock<Post>>; 2],
 }
 
@@ -71,6 +80,8 @@ struct Meeting {
     arrived: Vec<bool>,
     /// Meetings that everyone has come to.
     held: u64,
+    /// Ranks that have not yet read the posts of the last meeting.
+    reading: usize,
     /// The first rank that was dropped.
     left: Option<usize>,
     failure: Option<Error>,
@@ -97,6 +108,7 @@ impl World {
         let meeting = Meeting {
             arrived: vec![false; ranks],
             held: 0,
+            reading: 0,
             left: None,
             failure: None,
         };
@@ -104,33 +116,37 @@ impl World {
             deadline,
             meeting: Mutex::new(meeting),
             changed: Condvar::new(),
+            all_read: Condvar::new(),
             posts: [posts(), posts()],
         }
     }
 
-    /// Posts what `fill` writes in the mailbox of this turn, meets the other ranks and returns
-    /// their posts once they are seen to agree.
-    pub(super) fn exchange(
+    /// Posts `send` and what `fill` writes in the mailbox of this turn, meets the other ranks and,
+    /// once their posts are seen to agree, returns what `read` makes of them.
+    pub(super) fn exchange<T: Element, R>(
         &self,
-        rank: usize,
-        turn: usize,
+        (rank, turn): (usize, usize),
         call: Call,
+        send: &[T],
         fill: impl FnOnce(&mut Post),
-    ) -> Result<Posts<'_>, Error> {
+        read: impl FnOnce(&Posts<'_>) -> R,
+    ) -> Result<R, Error> {
         // After a failure a slower rank may still be reading, so nothing may be posted.
         self.meeting().check(call)?;
+        let post = &self.posts[turn][rank];
         {
-            let mut post = self.posts[turn][rank]
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut post = write(post);
             post.clear(call);
             fill(&mut post);
         }
+        let mut posting = Posting::new(self, post, send);
         self.meet(rank, call)?;
-        let read = |post| RwLock::read(post).unwrap_or_else(PoisonError::into_inner);
-        let posts: Posts<'_> = self.posts[turn].iter().map(read).collect();
-        agree(&posts).map_err(|error| self.fail(error))?;
-        Ok(posts)
+        posting.has_met = true;
+        let read_lock = |post| RwLock::read(post).unwrap_or_else(PoisonError::into_inner);
+        let posts: Posts<'_> = self.posts[turn].iter().map(read_lock).collect();
+        agree(&posts)
+            .map(|()| read(&posts))
+            .map_err(|error| self.fail(error))
     }
 
     /// Returns once every rank is here, or has failed to come.
@@ -142,6 +158,7 @@ impl World {
         if meeting.arrived.iter().all(|&arrived| arrived) {
             meeting.arrived.fill(false);
             meeting.held += 1;
+            meeting.reading = meeting.arrived.len();
             self.changed.notify_all();
             return Ok(());
         }
@@ -189,6 +206,68 @@ impl World {
     fn meeting(&self) -> MutexGuard<'_, Meeting> {
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// From the posting of what a rank sends until all others have read it.
+///
+/// Dropped, also by a panic, it waits until every rank of the meeting has read, if this rank lends.
+/// That wait alone has no deadline. It needs none: each rank by then is only copying.
+struct Posting<'a> {
+    world: &'a World,
+    post: &'a RwLock<Post>,
+    lends: bool,
+    /// Whether others may read. All ranks meet, or none does.
+    has_met: bool,
+}
+
+impl<'a> Posting<'a> {
+    /// Posts `send`: lent if it is large, else as a copy.
+    #[allow(unsafe_code)]
+    fn new<T: Element>(world: &'a World, post: &'a RwLock<Post>, send: &'a [T]) -> Self {
+        let lends = size_of_val(send) >= LENT;
+        let posting = Self {
+            world,
+            post,
+            lends,
+            has_met: false,
+        };
+        let mut post = write(post);
+        if lends {
+            // SAFETY: `send` is borrowed for 'a, and the `Lent` does not outlive that: `posting`
+            // takes it out of the post when dropped, and is dropped in `exchange`, which lets go
+            // of it in no other way.
+            post.lent = Some(unsafe { Lent::new(send) });
+        } else {
+            post.bytes.extend_from_slice(bytemuck::cast_slice(send));
+        }
+        posting
+    }
+}
+
+impl Drop for Posting<'_> {
+    fn drop(&mut self) {
+        if self.has_met {
+            let mut meeting = self.world.meeting();
+            meeting.reading -= 1;
+            if meeting.reading == 0 {
+                self.world.all_read.notify_all();
+            }
+            while self.lends && meeting.reading > 0 {
+                meeting = self
+                    .world
+                    .all_read
+                    .wait(meeting)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        if self.lends {
+            write(self.post).lent = None;
+        }
+    }
+}
+
+fn write(post: &RwLock<Post>) -> RwLockWriteGuard<'_, Post> {
+    post.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for World {

@@ -14,7 +14,7 @@ use lrmoe_comm::{Algorithm, Collective, Counted, Hierarchical, Solo, Threads, bf
 use failures::{calls_differ, counts_differ, misuse_of_all_to_all, misuse_of_others, overflow};
 use random::random_sequences;
 use values::{
-    all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter, special_values,
+    all_gather, all_reduce, all_to_all, barrier, broadcast, large, reduce_scatter, special_values,
 };
 
 /// Makes the ranks of a world.
@@ -92,6 +92,9 @@ fn trials(name: &str, world: impl Worlds) -> Vec<Trial> {
         trial("broadcast::u32", broadcast::<u32>),
         trial("broadcast::f32", broadcast::<f32>),
         trial("broadcast::bf16", broadcast::<bf16>),
+        trial("large::u32", large::<u32>),
+        trial("large::f32", large::<f32>),
+        trial("large::bf16", large::<bf16>),
         trial("barrier", barrier),
         trial("special_values", special_values),
         trial("misuse::all_to_all", misuse_of_all_to_all),

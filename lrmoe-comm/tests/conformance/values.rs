@@ -11,6 +11,8 @@ use crate::sample::Sample;
 use crate::{Worlds, run};
 
 const LENGTHS: [usize; 8] = [0, 1, 511, 512, 513, 1024, 1025, 5000];
+/// More than a rank of threads copies for the others, whatever the type.
+const LARGE: usize = 20_000;
 const REDUCTIONS: [Reduction; 2] = [Reduction::Sum, Reduction::Max];
 
 pub(crate) fn all_to_all<T: Sample>(world: impl Worlds) {
@@ -21,6 +23,11 @@ pub(crate) fn all_to_all<T: Sample>(world: impl Worlds) {
         check_all_to_all::<T>(comm, 3, |_, to| if to == 0 { 300 } else { 0 });
         check_all_to_all::<T>(comm, 4, |from, _| if from == ranks - 1 { 1000 } else { 0 });
         check_all_to_all::<T>(comm, 5, |from, to| usize::from(from == to));
+        check_all_to_all::<T>(
+            comm,
+            6,
+            |from, to| if from < 2 { 20_000 } else { from + to },
+        );
     });
 }
 
@@ -63,6 +70,16 @@ pub(crate) fn broadcast<T: Sample>(world: impl Worlds) {
         {
             check_broadcast::<T>(comm, len as u32, len, root);
         }
+    });
+}
+
+pub(crate) fn large<T: Sample>(world: impl Worlds) {
+    run(world, |comm| {
+        check_all_to_all::<T>(comm, 6, |from, to| if from < 2 { LARGE } else { from + to });
+        check_all_reduce::<T>(comm, 7, LARGE, Reduction::Sum);
+        check_all_gather::<T>(comm, 8, LARGE);
+        check_reduce_scatter::<T>(comm, 9, LARGE, Reduction::Sum);
+        check_broadcast::<T>(comm, 10, LARGE, comm.ranks() - 1);
     });
 }
 
