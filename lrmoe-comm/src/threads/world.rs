@@ -1,8 +1,10 @@
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{
     Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::lent::Lent;
@@ -12,6 +14,9 @@ use crate::{Call, Element, Error};
 /// Bytes from which on what a rank sends is lent to the others. A copy for them would take longer
 /// than waiting until all have read.
 const LENT: usize = 1 << 15;
+
+/// How long a rank stays awake before it waits for others. To wake a thread takes about as long.
+const PATIENCE: Duration = Duration::from_micros(50);
 
 /// Everyone's posts of one exchange, by rank.
 pub(super) type Posts<'a> = Vec<RwLockReadGuard<'a, Post>>;
@@ -70,7 +75,10 @@ pub(super) struct World {
     deadline: Duration,
     meeting: Mutex<Meeting>,
     changed: Condvar,
-    /// The last rank has read the posts of the last meeting.
+    /// Meetings that everyone has come to; changes under the lock of `meeting`.
+    held: AtomicU64,
+    /// Ranks that have not yet read the posts of the last meeting.
+    reading: AtomicUsize,
     all_read: Condvar,
     posts: [Vec<RwLock<Post>>; 2],
 }
@@ -78,10 +86,6 @@ pub(super) struct World {
 struct Meeting {
     /// Who has come to the next meeting.
     arrived: Vec<bool>,
-    /// Meetings that everyone has come to.
-    held: u64,
-    /// Ranks that have not yet read the posts of the last meeting.
-    reading: usize,
     /// The first rank that was dropped.
     left: Option<usize>,
     failure: Option<Error>,
@@ -107,8 +111,6 @@ impl World {
         let posts = || (0..ranks).map(|_| RwLock::new(Post::empty())).collect();
         let meeting = Meeting {
             arrived: vec![false; ranks],
-            held: 0,
-            reading: 0,
             left: None,
             failure: None,
         };
@@ -116,6 +118,8 @@ impl World {
             deadline,
             meeting: Mutex::new(meeting),
             changed: Condvar::new(),
+            held: AtomicU64::new(0),
+            reading: AtomicUsize::new(0),
             all_read: Condvar::new(),
             posts: [posts(), posts()],
         }
@@ -157,13 +161,24 @@ impl World {
         meeting.arrived[rank] = true;
         if meeting.arrived.iter().all(|&arrived| arrived) {
             meeting.arrived.fill(false);
-            meeting.held += 1;
-            meeting.reading = meeting.arrived.len();
+            self.reading.store(meeting.arrived.len(), Ordering::Relaxed);
+            self.held.fetch_add(1, Ordering::Release);
+            drop(meeting);
             self.changed.notify_all();
             return Ok(());
         }
-        let held = meeting.held;
+        let held = self.held.load(Ordering::Relaxed);
+        let is_held = || self.held.load(Ordering::Acquire) != held;
+        drop(meeting);
+        if soon(is_held) {
+            return Ok(());
+        }
+        meeting = self.meeting();
         loop {
+            if is_held() {
+                return Ok(());
+            }
+            meeting.check(call)?;
             let waited = start.elapsed();
             let Some(left) = self
                 .deadline
@@ -184,10 +199,6 @@ impl World {
                 .wait_timeout(meeting, left)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
-            if meeting.held != held {
-                return Ok(());
-            }
-            meeting.check(call)?;
         }
     }
 
@@ -246,23 +257,40 @@ impl<'a> Posting<'a> {
 
 impl Drop for Posting<'_> {
     fn drop(&mut self) {
+        let world = self.world;
         if self.has_met {
-            let mut meeting = self.world.meeting();
-            meeting.reading -= 1;
-            if meeting.reading == 0 {
-                self.world.all_read.notify_all();
+            // What this rank has read it has read before a lender sees that all have.
+            if world.reading.fetch_sub(1, Ordering::AcqRel) == 1 {
+                // A lender that has just seen somebody reading is asleep once the lock is free.
+                drop(world.meeting());
+                world.all_read.notify_all();
             }
-            while self.lends && meeting.reading > 0 {
-                meeting = self
-                    .world
-                    .all_read
-                    .wait(meeting)
-                    .unwrap_or_else(PoisonError::into_inner);
+            let all_read = || world.reading.load(Ordering::Acquire) == 0;
+            if self.lends && !soon(all_read) {
+                let mut meeting = world.meeting();
+                while !all_read() {
+                    let woken = world.all_read.wait(meeting);
+                    meeting = woken.unwrap_or_else(PoisonError::into_inner);
+                }
             }
         }
         if self.lends {
             write(self.post).lent = None;
         }
+    }
+}
+
+/// Whether something comes true within `PATIENCE`. Until then other threads have the core.
+fn soon(is_true: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if is_true() {
+            return true;
+        }
+        if start.elapsed() > PATIENCE {
+            return false;
+        }
+        thread::yield_now();
     }
 }
 
