@@ -127,4 +127,60 @@ pub enum Error {
         /// Ranks in the world.
         ranks: usize,
     },
+    /// A rank that is none of the world's.
+    #[error("rank {rank} was given in a world of {ranks} ranks")]
+    NoSuchRank {
+        /// The rank given.
+        rank: usize,
+        /// Ranks in the world.
+        ranks: usize,
+    },
+    /// A rendezvous has no such address, or its port is in use.
+    #[error("the rendezvous at {address} cannot be had: {reason}")]
+    Address {
+        /// Host and port.
+        address: String,
+        /// What the system says.
+        reason: std::io::ErrorKind,
+    },
+    /// A rank did not come to a rendezvous in time.
+    #[error("rank {rank} did not come to the rendezvous at {address} within {:.3} s", .waited.as_secs_f64())]
+    Absent {
+        /// The lowest rank that is missing.
+        rank: usize,
+        /// Host and port.
+        address: String,
+        /// How long the others waited.
+        waited: Duration,
+    },
+    /// A rank came to the rendezvous of a world of another size.
+    #[error("rank {rank} expects {found} ranks, rank 0 expects {expected}")]
+    WorldSize {
+        /// The rank that came.
+        rank: usize,
+        /// What it expects.
+        found: usize,
+        /// What rank 0 expects.
+        expected: usize,
+    },
+    /// A rank came to a rendezvous to which another had come with its number.
+    #[error("another rank has come to the rendezvous as rank {rank}")]
+    RankTaken {
+        /// The number.
+        rank: usize,
+    },
+    /// Something that is no rank answers where the rendezvous should be.
+    #[error("something else answers at {address}")]
+    Stranger {
+        /// Host and port.
+        address: String,
+    },
+    /// More bytes than a rendezvous takes.
+    #[error("{len} bytes were given to a rendezvous, which takes {most} at most")]
+    TooLong {
+        /// Bytes given.
+        len: usize,
+        /// The limit.
+        most: usize,
+    },
 }

@@ -70,6 +70,7 @@ mod element;
 mod error;
 mod hierarchical;
 mod nodes;
+pub mod rendezvous;
 mod solo;
 mod threads;
 mod traffic;
