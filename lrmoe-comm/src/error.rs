@@ -183,4 +183,30 @@ pub enum Error {
         /// The limit.
         most: usize,
     },
+    /// A library that a world needs is not installed.
+    #[error("no {library} library was found")]
+    NoLibrary {
+        /// What is missing.
+        library: &'static str,
+    },
+    /// The CUDA driver reports an error.
+    #[error("the CUDA driver reports error {code}")]
+    Cuda {
+        /// Its `CUresult`.
+        code: u32,
+    },
+    /// NCCL reports an error.
+    #[error("NCCL reports error {code}")]
+    Nccl {
+        /// Its `ncclResult_t`.
+        code: u32,
+    },
+    /// Not all ranks came to a collective of NCCL in time, or their calls differ.
+    #[error("{collective} was not done within {:.3} s; NCCL does not say which rank is late", .waited.as_secs_f64())]
+    Stalled {
+        /// The collective; a barrier at the start of a world.
+        collective: Call,
+        /// How long this rank waited.
+        waited: Duration,
+    },
 }

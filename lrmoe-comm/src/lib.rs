@@ -1,9 +1,10 @@
 //! Collectives between the ranks of a training job, over buffers that the caller owns.
 //!
 //! Every rank of a world calls the same [`Collective`] methods in the same order; a rank with
-//! nothing to send takes part all the same. Two worlds are built in: [`Solo`] (one rank) and
-//! [`Threads`] (the ranks are threads of one process). Code written over `C: Collective` runs on
-//! either.
+//! nothing to send takes part all the same. Worlds: [`Solo`] (one rank), [`Threads`] (the ranks are
+//! threads of one process) and, with feature `nccl`, `Nccl` (one rank for each NVIDIA GPU), whose
+//! docs say where it promises less. Code written over `C: Collective` runs on any. Ranks that are
+//! processes of their own find each other by [`rendezvous`].
 //!
 //! | method | rank r gives | rank r gets |
 //! |---|---|---|
@@ -69,6 +70,8 @@ mod collective;
 mod element;
 mod error;
 mod hierarchical;
+#[cfg(any(test, feature = "nccl"))]
+mod nccl;
 mod nodes;
 pub mod rendezvous;
 mod solo;
@@ -78,10 +81,14 @@ mod traffic;
 pub use bytemuck::Pod;
 pub use call::{Call, Reduction};
 pub use collective::Collective;
+#[cfg(feature = "nccl")]
+pub use cudarc;
 pub use element::Element;
 pub use error::{Error, Side};
 pub use half::bf16;
 pub use hierarchical::{Algorithm, Hierarchical};
+#[cfg(feature = "nccl")]
+pub use nccl::Nccl;
 pub use solo::Solo;
 pub use threads::Threads;
 pub use traffic::{Counted, LinkTraffic, Sent, Traffic};
