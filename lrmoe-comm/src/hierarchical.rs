@@ -11,15 +11,14 @@ pub enum Algorithm {
     /// Within the sender's node to the rank that has the receiver's place, and from there in one
     /// message with what the rest of the node sends to that receiver.
     Hierarchical,
-    /// Hierarchical where the mean message between ranks of different nodes has at most
-    /// `most_bytes` bytes, direct where it is larger.
+    /// Hierarchical where that saves messages between nodes and carries at most `most_bytes` bytes
+    /// once more within nodes for each message saved; else direct.
     ///
-    /// Every message but one in each node is spared its start across nodes and pays for one more
-    /// copy within the node. So `most_bytes` is about the latency between nodes times the
-    /// bandwidth within a node: 50,000 for 5 us and 10 GB/s.
+    /// A message saved is worth the latency between nodes. So `most_bytes` is about that latency
+    /// times the bandwidth within a node: 50,000 for 5 us and 10 GB/s.
     Auto {
-        /// Size of the mean message up to which messages are joined.
-        most_bytes: usize,
+        /// Bytes to carry once more for each message between nodes that is saved.
+        most_bytes: u64,
     },
 }
 
@@ -135,16 +134,18 @@ impl<'a> Counts<'a> {
             })
     }
 
-    /// Elements of the mean message between ranks of different nodes.
-    fn mean_across(&self, nodes: Nodes) -> usize {
-        let (mut elements, mut messages) = (0, 0);
-        for from in 0..self.ranks {
-            for to in (0..self.ranks).filter(|&to| nodes.of(to) != nodes.of(from)) {
-                elements += self.sent(from, to);
-                messages += 1;
+    /// Elements that cross nodes, and the messages that are saved if those of a node to a receiver
+    /// are joined.
+    fn across(&self, nodes: Nodes) -> (u64, u64) {
+        let (mut elements, mut saved) = (0, 0);
+        for to in 0..self.ranks {
+            for node in (0..nodes.len()).filter(|&node| node != nodes.of(to)) {
+                let sent = nodes.members(node).map(|from| self.sent(from, to) as u64);
+                elements += sent.clone().sum::<u64>();
+                saved += (sent.filter(|&len| len > 0).count() as u64).saturating_sub(1);
             }
         }
-        elements / messages.max(1)
+        (elements, saved)
     }
 }
 
@@ -250,7 +251,9 @@ impl<C: Collective> Collective for Hierarchical<C> {
             let counts = Counts::gather::<_, T>(world, nodes, staging, mine, &mut self.counts)?;
             let joins = match self.algorithm {
                 Algorithm::Auto { most_bytes } => {
-                    counts.mean_across(nodes) * size_of::<T>() <= most_bytes
+                    let (elements, saved) = counts.across(nodes);
+                    let bytes = elements.saturating_mul(size_of::<T>() as u64);
+                    saved > 0 && bytes <= most_bytes.saturating_mul(saved)
                 }
                 _ => true,
             };

@@ -91,36 +91,55 @@ fn fewer_messages_cross() {
     assert_eq!(far(Algorithm::Hierarchical), sent(4 * 40 + words, 2));
 }
 
+/// Two messages of 400 bytes from each rank to the other node become one of 800.
 #[test]
-fn the_mean_message_decides() {
+fn bytes_for_each_message_saved_decide() {
     let auto = |most_bytes| even_all_to_all(Algorithm::Auto { most_bytes }, 100);
     let counts = LinkTraffic {
         own: sent(2 * 72, 2),
         intra: sent(72, 1),
         inter: sent(72, 1),
     };
-    assert_eq!(auto(400), even_all_to_all(Algorithm::Hierarchical, 100));
-    assert_eq!(auto(399), even_all_to_all(Algorithm::Direct, 100) + counts);
+    assert_eq!(auto(800), even_all_to_all(Algorithm::Hierarchical, 100));
+    assert_eq!(auto(799), even_all_to_all(Algorithm::Direct, 100) + counts);
 }
 
-/// Ranks whose own messages are small go the way of all others.
+/// Ranks 2 and 3 send 12 and 4 numbers to rank 0: 64 bytes to carry once more, one message saved.
+/// The ranks that send nothing decide likewise.
 #[test]
 fn all_ranks_take_one_decision() {
-    for most_bytes in [0, 7, 8, 9, 1000] {
-        run(4, 2, Algorithm::Auto { most_bytes }, |comm| {
-            // Only rank 3 sends: 12 numbers to rank 0 and 4 to rank 1. The mean of the 8 far
-            // messages is 8 bytes.
-            let sends = comm.rank() == 3;
-            let send_counts = if sends { [12, 4, 0, 0] } else { [0; 4] };
-            let len = [12, 4, 0, 0][comm.rank()];
-            let mut recv = vec![0u32; len];
-            let send: Vec<u32> = (0..send_counts.iter().sum::<usize>() as u32).collect();
-            comm.all_to_all(&send, &send_counts, &mut recv, &[0, 0, 0, len])
+    for most_bytes in [0, 63, 64, 1000] {
+        let messages = run(4, 2, Algorithm::Auto { most_bytes }, |comm| {
+            let rank = comm.rank();
+            let len = [0, 0, 12, 4][rank];
+            let (send, all) = (vec![rank as u32; len], [0, 0, 12, 4]);
+            let recv_counts = if rank == 0 { all } else { [0; 4] };
+            let mut recv = vec![0; recv_counts.iter().sum()];
+            comm.all_to_all(&send, &[len, 0, 0, 0], &mut recv, &recv_counts)
                 .unwrap();
-            let first = [0, 12, 0, 0][comm.rank()];
-            assert!(recv.into_iter().eq(first..first + len as u32));
+            let from = (0..4).flat_map(|from| vec![from as u32; recv_counts[from]]);
+            assert!(recv.iter().copied().eq(from));
+            comm.world().traffic().all_to_all.inter.messages
         });
+        let rows = if most_bytes < 64 { 2 } else { 1 };
+        assert_eq!(messages.iter().sum::<u64>(), 4 + rows, "{most_bytes}");
     }
+}
+
+/// Nothing is saved where each receiver has one sender in a node.
+#[test]
+fn nothing_to_save_goes_straight() {
+    let most_bytes = u64::MAX;
+    let traffic = run(4, 2, Algorithm::Auto { most_bytes }, |comm| {
+        let (rank, mut counts) = (comm.rank(), [0; 4]);
+        counts[3 - rank] = 1;
+        comm.all_to_all(&[1u32], &counts, &mut [0], &counts)
+            .unwrap();
+        comm.world().traffic().all_to_all
+    });
+    // The counts in their two hops, and one message more.
+    assert!(traffic.iter().all(|links| links.inter == sent(72 + 4, 2)));
+    assert!(traffic.iter().all(|links| links.intra == sent(72, 1)));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! [`TrainOptions`] is what a user says, in either place and under the same names; what is left out is
 //! `None`. [`TrainOptions::resolve`] makes a [`TrainConfig`] of it, which is complete and consistent.
 
+mod all_to_all;
 mod contender;
 mod device;
 mod error;
@@ -17,6 +18,7 @@ use crate::calibrate::local;
 use crate::model::ModelConfig;
 use crate::policy::{Policy, Selecting};
 
+pub use all_to_all::AllToAll;
 pub use contender::{Contender, ContenderName, PolicyName};
 pub use device::Device;
 pub use error::ConfigError;
@@ -47,6 +49,8 @@ pub struct TrainConfig {
     pub ranks: usize,
     /// Ranks that share a node.
     pub ranks_per_node: usize,
+    /// How rows travel between nodes.
+    pub all_to_all: AllToAll,
     /// Threads of the compute pool; `None` for one per core.
     pub threads: Option<usize>,
     /// Expert slots of each rank.
@@ -145,6 +149,7 @@ impl TrainOptions {
             device: self.device.unwrap_or_default().built()?,
             record_trace: self.record_trace()?,
             ranks_per_node: within("ranks-per-node", per_node, 1..=MOST_THREADS)?,
+            all_to_all: self.all_to_all.unwrap_or_default(),
             threads: threads.transpose()?,
             slots: self.slots(ranks, model.experts)?,
             chunk_rows: within("chunk-rows", chunk_rows, 1..=u64::from(u32::MAX))?,

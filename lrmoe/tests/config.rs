@@ -56,7 +56,7 @@ fn a_text_is_enough() {
 }
 
 /// Every option with a value that is not its default, as on the command line and in TOML.
-const OPTIONS: [(&str, &str, &str); 42] = [
+const OPTIONS: [(&str, &str, &str); 43] = [
     ("text", "b.txt", "['b.txt']"),
     ("out", "there", "'there'"),
     ("record-trace", "t", "'t'"),
@@ -77,6 +77,7 @@ const OPTIONS: [(&str, &str, &str); 42] = [
     ("target-loss", "2.5", "2.5"),
     ("ranks", "2", "2"),
     ("ranks-per-node", "2", "2"),
+    ("all-to-all", "auto", "'auto'"),
     ("threads", "3", "3"),
     ("slots", "7", "7"),
     ("chunk-rows", "128", "128"),
@@ -263,6 +264,10 @@ fn contradictions_are_refused_with_their_values() {
         (
             "--ranks-per-node 0",
             "ranks-per-node 0 is out of range, must be 1 to 1024",
+        ),
+        (
+            "--all-to-all crooked",
+            "unknown all-to-all `crooked`, must be direct, hierarchical or auto",
         ),
         (
             "--threads 0",

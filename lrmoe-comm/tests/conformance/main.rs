@@ -120,8 +120,8 @@ fn main() {
             let world = InNodes(ranks, per_node, Algorithm::Hierarchical);
             all.extend(trials(&format!("nodes::{ranks}_by_{per_node}"), world));
         }
-        // Messages of about the size where the way changes.
-        let auto = Algorithm::Auto { most_bytes: 500 };
+        // Messages of about the sizes at which the way changes.
+        let auto = Algorithm::Auto { most_bytes: 1000 };
         all.extend(trials(
             &format!("auto::{ranks}_by_2"),
             InNodes(ranks, 2, auto),

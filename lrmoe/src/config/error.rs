@@ -63,6 +63,12 @@ pub enum ConfigError {
         /// The name given.
         name: String,
     },
+    /// A way for all-to-alls that does not exist.
+    #[error("unknown all-to-all `{name}`, must be direct, hierarchical or auto")]
+    AllToAll {
+        /// The name given.
+        name: String,
+    },
     /// A device that this program was built without.
     #[error(
         "this program was built without {device}; build it with `cargo build --release -p lrmoe --features {device}`"

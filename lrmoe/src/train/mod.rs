@@ -6,10 +6,12 @@ mod log;
 mod rank;
 mod record;
 mod trace;
+mod traffic;
 mod world;
 
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub(crate) use checkpoint::{folder_of, temporary_beside};
 pub use compare::{Comparison, Outcome, compare};
 pub use record::{LayerRecord, StepRecord};
+pub use traffic::{LinkRecord, SentRecord};
 pub use world::{Observer, train};
