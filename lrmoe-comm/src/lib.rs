@@ -56,21 +56,27 @@
 //! });
 //! # Ok::<_, Error>(())
 //! ```
-#![forbid(unsafe_code)]
 
 mod call;
 mod check;
 mod collective;
 mod element;
 mod error;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod solo;
 mod threads;
+mod transport;
 
+#[cfg(feature = "mpi")]
+pub use ::mpi as rsmpi;
 pub use bytemuck::Pod;
 pub use call::{Call, Reduction};
 pub use collective::Collective;
 pub use element::Element;
 pub use error::{Error, Side};
 pub use half::bf16;
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
 pub use solo::Solo;
 pub use threads::Threads;
