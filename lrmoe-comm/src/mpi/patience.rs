@@ -27,16 +27,15 @@ impl Patience {
     /// Passes some time. `Err`: how long the wait has lasted, if that is past the deadline.
     pub(super) fn pause(&mut self, deadline: Duration) -> Result<(), Duration> {
         self.looks = self.looks.saturating_add(1);
-        match self.looks {
-            ..EAGER => {
-                std::hint::spin_loop();
-                return Ok(());
-            }
-            ..AWAKE => std::thread::yield_now(),
-            _ => {
-                std::thread::sleep(self.nap);
-                self.nap = (self.nap * 2).min(LONGEST_NAP);
-            }
+        if self.looks < EAGER {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        if self.looks < AWAKE {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(self.nap);
+            self.nap = (self.nap * 2).min(LONGEST_NAP);
         }
         let waited = self.since.elapsed();
         if waited < deadline {
