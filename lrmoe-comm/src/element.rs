@@ -92,17 +92,28 @@ pub(crate) fn room<T: Element>(words: &mut Vec<u32>, len: usize) -> &mut [T] {
 const BLOCK: usize = 512;
 
 /// `out[i]` becomes the reduction of element i of every source, in the order of the sources. A
-/// source holds the bytes of `out.len()` elements, at any alignment. `Err(i)`: i is the lowest
-/// element whose sum is out of range.
+/// source holds the bytes of `out.len()` elements, at any alignment; source `own` is what `out` holds
+/// before. `Err(i)`: i is the lowest element whose sum is out of range.
 pub(crate) fn reduce<T: Element>(
     sources: &[&[u8]],
+    own: usize,
     reduction: Reduction,
     out: &mut [T],
 ) -> Result<(), usize> {
+    let mut before = [T::zeroed(); BLOCK];
     for (block, out) in out.chunks_mut(BLOCK).enumerate() {
         let start = block * BLOCK;
         let bytes = start * size_of::<T>()..(start + out.len()) * size_of::<T>();
-        let blocks = sources.iter().map(|source| &source[bytes.clone()]);
+        let before = &mut before[..out.len()];
+        before.copy_from_slice(out);
+        let before: &[u8] = bytemuck::cast_slice(before);
+        let blocks = sources.iter().enumerate().map(|(rank, source)| {
+            if rank == own {
+                before
+            } else {
+                &source[bytes.clone()]
+            }
+        });
         match reduction {
             Reduction::Sum => sum(blocks, out).map_err(|index| start + index)?,
             Reduction::Max => largest(blocks, out),

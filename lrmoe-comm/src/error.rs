@@ -39,6 +39,21 @@ pub enum Error {
     /// A node needs at least one rank.
     #[error("nodes of 0 ranks were asked for")]
     NoRanksPerNode,
+    /// MPI was initialised for fewer threads than its ranks need.
+    #[error(
+        "MPI was not initialised for MPI_THREAD_MULTIPLE, which a rank that may change its thread needs"
+    )]
+    ThreadSupport,
+    /// The MPI library failed to send to a rank or to receive from it.
+    #[error("MPI failed with code {code} between this rank and rank {rank} in {collective}")]
+    Mpi {
+        /// The other rank.
+        rank: usize,
+        /// The collective.
+        collective: Call,
+        /// The library's code of the error.
+        code: i32,
+    },
     /// A rank was dropped, because its thread finished, returned an error or panicked.
     #[error("rank {rank} left the world before or during {collective}")]
     PeerLost {

@@ -62,7 +62,6 @@
 //! });
 //! # Ok::<_, Error>(())
 //! ```
-#![deny(unsafe_code)]
 
 mod call;
 mod check;
@@ -70,6 +69,8 @@ mod collective;
 mod element;
 mod error;
 mod hierarchical;
+#[cfg(feature = "mpi")]
+mod mpi;
 #[cfg(any(test, feature = "nccl"))]
 mod nccl;
 mod nodes;
@@ -77,7 +78,10 @@ pub mod rendezvous;
 mod solo;
 mod threads;
 mod traffic;
+mod transport;
 
+#[cfg(feature = "mpi")]
+pub use ::mpi as rsmpi;
 pub use bytemuck::Pod;
 pub use call::{Call, Reduction};
 pub use collective::Collective;
@@ -87,6 +91,8 @@ pub use element::Element;
 pub use error::{Error, Side};
 pub use half::bf16;
 pub use hierarchical::{Algorithm, Hierarchical};
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
 #[cfg(feature = "nccl")]
 pub use nccl::Nccl;
 pub use solo::Solo;
