@@ -28,7 +28,9 @@ pub enum Algorithm {
 ///
 /// Nodes are neighbours in rank order, `ranks_per_node` each; the last may have fewer. What arrives
 /// is the same, to the bit, whichever way it goes. A hierarchical all-to-all is made of all-to-alls
-/// of the world in which most counts are 0: it pays where such a message costs nothing.
+/// of the world in which most counts are 0: it pays where an empty message costs nothing, as in NCCL.
+/// Threads and processes of MPI meet in every collective, each with every other, whatever goes
+/// between them; there it shows what would travel, and saves little.
 ///
 /// Before it, all counts of all ranks are exchanged, over nodes likewise: `8 * ranks^2` bytes to
 /// each rank. From them every rank takes the same decision, and arguments that do not fit go
