@@ -121,6 +121,42 @@ pub struct PairRows<B: Memory + ?Sized> {
     pub(crate) top_k: usize,
 }
 
+/// The two orders of a grouping as row numbers: of each grouped row the received one, `u32::MAX` for padding, and of each received row the
+/// grouped one.
+#[cfg(feature = "wgpu")]
+pub(crate) fn grouping_tables(grouping: &Grouping) -> Result<[Vec<u32>; 2], Error> {
+    use ndarray::{Array1, ArrayViewMut1, Axis};
+
+    let (received, grouped) = (grouping.received_rows(), grouping.grouped_rows());
+    let numbers = |rows: usize| {
+        check_row_numbers(rows)?;
+        Ok::<_, Error>(Array1::from_iter(1..=rows as u32).insert_axis(Axis(1)))
+    };
+    // Rows are numbered from 1, so that padding, which is 0, becomes u32::MAX.
+    let mut to_grouped = vec![0_u32; grouped];
+    let mut to_received = vec![0_u32; received];
+    let column = |numbers| ArrayViewMut1::from(numbers).insert_axis(Axis(1));
+    grouping.group(numbers(received)?.view(), column(&mut to_grouped[..]))?;
+    grouping.ungroup(numbers(grouped)?.view(), column(&mut to_received[..]))?;
+    for number in to_grouped.iter_mut().chain(&mut to_received) {
+        *number = number.wrapping_sub(1);
+    }
+    Ok([to_grouped, to_received])
+}
+
+/// Checks that rows can be numbered in 32 bits, with a number left to stand for none.
+#[cfg(feature = "wgpu")]
+pub(crate) fn check_row_numbers(rows: usize) -> Result<(), Error> {
+    if rows < u32::MAX as usize {
+        return Ok(());
+    }
+    Err(Error::TooLarge {
+        what: "a table of rows",
+        bytes: rows as u64 * 4,
+        limit: u64::from(u32::MAX) * 4,
+    })
+}
+
 /// Rows by pair id (`[tokens * top_k]`), `u32::MAX` where there is none.
 pub(crate) fn rows_by_pair(
     pairs: &[u32],

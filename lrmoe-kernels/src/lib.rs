@@ -71,6 +71,8 @@
 mod activation;
 mod compact;
 mod cpu;
+#[cfg(feature = "wgpu")]
+mod cuts;
 mod error;
 mod experts;
 mod ffn;

@@ -1,9 +1,9 @@
 use lrmoe_compact::Grouping as HostGrouping;
-use ndarray::{Array1, Axis};
 
 use super::{Buffer, Wgpu, batch::Batch, buffer::Window, kernel::Kernel};
 use crate::{
-    CompactRows, Element, Error, Memory, PairRows, RowIndex, compact::rows_by_pair,
+    CompactRows, Element, Error, Memory, PairRows, RowIndex,
+    compact::{check_row_numbers, grouping_tables, rows_by_pair},
     error::check_length,
 };
 
@@ -37,20 +37,7 @@ impl CompactRows for Wgpu {
     }
 
     fn grouping(&self, grouping: &HostGrouping) -> Result<Grouping, Error> {
-        let (received, grouped) = (grouping.received_rows(), grouping.grouped_rows());
-        let numbers = |rows: usize| {
-            check_row_numbers(rows)?;
-            Ok::<_, Error>(Array1::from_iter(1..=rows as u32).insert_axis(Axis(1)))
-        };
-        // Rows are numbered from 1, so that padding, which is 0, becomes u32::MAX.
-        let mut to_grouped = vec![0_u32; grouped];
-        let mut to_received = vec![0_u32; received];
-        let column = |numbers| ndarray::ArrayViewMut1::from(numbers).insert_axis(Axis(1));
-        grouping.group(numbers(received)?.view(), column(&mut to_grouped[..]))?;
-        grouping.ungroup(numbers(grouped)?.view(), column(&mut to_received[..]))?;
-        for number in to_grouped.iter_mut().chain(&mut to_received) {
-            *number = number.wrapping_sub(1);
-        }
+        let [to_grouped, to_received] = grouping_tables(grouping)?;
         Ok(Grouping {
             to_grouped: self.upload(&to_grouped)?,
             to_received: self.upload(&to_received)?,
@@ -192,16 +179,4 @@ impl Wgpu {
         }
         batch.submit()
     }
-}
-
-/// Checks that rows can be numbered in 32 bits, with a number left to stand for none.
-fn check_row_numbers(rows: usize) -> Result<(), Error> {
-    if rows < u32::MAX as usize {
-        return Ok(());
-    }
-    Err(Error::TooLarge {
-        what: "a table of rows",
-        bytes: rows as u64 * 4,
-        limit: u64::from(u32::MAX) * 4,
-    })
 }
