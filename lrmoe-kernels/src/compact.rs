@@ -123,7 +123,7 @@ pub struct PairRows<B: Memory + ?Sized> {
 
 /// The two orders of a grouping as row numbers: of each grouped row the received one, `u32::MAX` for padding, and of each received row the
 /// grouped one.
-#[cfg(feature = "wgpu")]
+#[cfg(any(feature = "wgpu", feature = "cuda", feature = "cuda-emu"))]
 pub(crate) fn grouping_tables(grouping: &Grouping) -> Result<[Vec<u32>; 2], Error> {
     use ndarray::{Array1, ArrayViewMut1, Axis};
 
@@ -145,7 +145,7 @@ pub(crate) fn grouping_tables(grouping: &Grouping) -> Result<[Vec<u32>; 2], Erro
 }
 
 /// Checks that rows can be numbered in 32 bits, with a number left to stand for none.
-#[cfg(feature = "wgpu")]
+#[cfg(any(feature = "wgpu", feature = "cuda", feature = "cuda-emu"))]
 pub(crate) fn check_row_numbers(rows: usize) -> Result<(), Error> {
     if rows < u32::MAX as usize {
         return Ok(());

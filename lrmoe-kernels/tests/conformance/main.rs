@@ -1,9 +1,12 @@
-//! What every backend must do, as generic functions, run for each: `cpu`; `wgpu`, where this build and this machine have one; and
-//! `wgpu-split`, the same device with limits so low that work takes many bindings and dispatches.
+//! What every backend must do, as generic functions, run for each: `cpu`; `wgpu`, where this build and this machine have one;
+//! `wgpu-split`, the same device with limits so low that work takes many bindings and dispatches; `cuda`, likewise; and `cuda-emu`, the kernels of CUDA on the CPU.
+//! `nvrtc` are trials of what compiles these kernels.
 //!
 //! A missing device shows as ignored. `LRMOE_REQUIRE` is a comma-separated list of backends for which it is a failure.
 
 mod compact;
+#[cfg(any(feature = "cuda", feature = "cuda-emu"))]
+mod cuda;
 #[cfg(feature = "wgpu")]
 mod device;
 #[path = "../ffn/expected.rs"]
@@ -124,11 +127,57 @@ fn wgpu_trials() -> Vec<Trial> {
 
 #[cfg(not(feature = "wgpu"))]
 fn wgpu_trials() -> Vec<Trial> {
-    let missing = Candidate::<Cpu> {
-        name: "wgpu",
-        backend: Err("built without the feature wgpu".into()),
+    vec![not_built("wgpu")]
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_trials() -> Vec<Trial> {
+    use lrmoe_kernels::Cuda;
+
+    let card = Candidate {
+        name: "cuda",
+        backend: Cuda::new(0)
+            .map(Arc::new)
+            .map_err(|error| error.to_string()),
     };
-    vec![missing.trial("built", |_| ())]
+    let mut all = trials(&card);
+    all.extend(cuda::trials(&card, || Cuda::new(0).unwrap()));
+    all.push(card.trial(MANY_TERMS, experts::many_terms));
+    all.extend(cuda::nvrtc_trials());
+    all
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_trials() -> Vec<Trial> {
+    vec![not_built("cuda")]
+}
+
+#[cfg(feature = "cuda-emu")]
+fn cuda_emu_trials() -> Vec<Trial> {
+    use lrmoe_kernels::Cuda;
+
+    let emulated = Candidate {
+        name: "cuda-emu",
+        backend: Ok(Arc::new(Cuda::emulated())),
+    };
+    let mut all = trials(&emulated);
+    all.extend(cuda::trials(&emulated, Cuda::emulated));
+    all
+}
+
+#[cfg(not(feature = "cuda-emu"))]
+fn cuda_emu_trials() -> Vec<Trial> {
+    vec![not_built("cuda-emu")]
+}
+
+/// Stands for the trials of a backend that is not in this build.
+#[cfg(not(all(feature = "wgpu", feature = "cuda", feature = "cuda-emu")))]
+fn not_built(name: &'static str) -> Trial {
+    let missing = Candidate::<Cpu> {
+        name,
+        backend: Err(format!("built without the feature {name}")),
+    };
+    missing.trial("built", |_| ())
 }
 
 fn main() -> ExitCode {
@@ -144,5 +193,7 @@ fn main() -> ExitCode {
     let mut all = trials(&cpu);
     all.push(cpu.trial(MANY_TERMS, experts::many_terms));
     all.extend(wgpu_trials());
+    all.extend(cuda_trials());
+    all.extend(cuda_emu_trials());
     libtest_mimic::run(&Arguments::from_args(), all).exit_code()
 }
