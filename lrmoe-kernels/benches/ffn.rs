@@ -102,6 +102,7 @@ fn backward(bencher: Bencher<'_, '_>, each: usize) {
             dx,
             &mut dp,
             gradients,
+            &[false; INSTANCES],
         )
     });
 }

@@ -60,9 +60,11 @@ pub trait ComputeExperts: Memory {
         h_norms: Option<&mut Self::Buffer<SquaredNorm>>,
     ) -> Result<(), Error>;
 
-    /// Writes `dx` `[rows, D]`, `dp` `[rows]` and the weight gradients of all instances, zeros where one has no rows.
+    /// Writes `dx` `[rows, D]`, `dp` `[rows]` and the weight gradients of all instances, zeros where one has no rows; or adds to the gradients of
+    /// the instances for which `accumulate` `[instances]` says so, which must have been written before.
     ///
-    /// `gradients` has a gate exactly if `weights` has.
+    /// `gradients` has a gate exactly if `weights` has. Sums over an instance's rows are taken in row order, so several calls give the bits of
+    /// one.
     ///
     /// # Errors
     ///
@@ -81,6 +83,7 @@ pub trait ComputeExperts: Memory {
         dx: &mut Self::Buffer<f32>,
         dp: &mut Self::Buffer<f32>,
         gradients: &mut ExpertBuffers<Self>,
+        accumulate: &[bool],
     ) -> Result<(), Error>;
 }
 
@@ -130,15 +133,29 @@ impl<'a> Groups<'a> {
         &self,
         rows: &RowBuffers<'_, B>,
         gradients: &ExpertBuffers<B>,
+        accumulate: &[bool],
     ) -> Result<(), Error> {
         check_length("dy", B::len(rows.dy), self.rows() * self.shape.width)?;
         check_length("gate_weights", B::len(rows.gate_weights), self.rows())?;
         check_length("weights", B::len(rows.weights), self.rows())?;
+        check_length("accumulate", accumulate.len(), self.instances())?;
         check_gate(
             self.shape.activation,
             gradients.gate.is_some(),
             "gate gradients",
-        )
+        )?;
+        if accumulate.contains(&true) {
+            let gate = gradients.gate.as_ref();
+            let all = [
+                ("gate gradients", gate),
+                ("up gradients", Some(&gradients.up)),
+                ("down gradients", Some(&gradients.down)),
+            ];
+            for (what, matrices) in all {
+                matrices.map_or(Ok(()), |m| check_length(what, B::len(m), self.matrices()))?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn instances(&self) -> usize {

@@ -25,7 +25,8 @@ pub struct Weights<'a, T = f32> {
     pub down: ArrayView3<'a, T>,
 }
 
-/// Where the weight gradients go: shapes as in [`Weights`], f32 whatever the weights are, standard layout, any content before.
+/// Where the weight gradients go: shapes as in [`Weights`], f32 whatever the weights are, standard layout, any content before but where sums are
+/// added to it.
 #[derive(Debug)]
 pub struct WeightGradients<'a> {
     /// Of the gate projection `[instances, F, D]`; exactly with gated activations.
@@ -79,9 +80,12 @@ pub trait ExpertFfn<T = f32> {
     /// Recomputes the hidden rows from `rows.x` and writes, with f the expert,
     /// - `dx` `[rows, D]`: the gradient of `p <dy, f(x)>` with respect to x,
     /// - `dp` `[rows]`: `<dy, f(x)>`, the gradient with respect to p,
-    /// - `gradients`: the sum over an instance's rows of w times the row's gradient; zeros where it has no rows.
+    /// - `gradients`: the sum over an instance's rows of w times the row's gradient; zeros where it has no rows. Where `accumulate`
+    ///   `[instances]` says so, the sum goes on from what is there instead, and gradients of an instance without rows are left as they are.
     ///
-    /// A weight w of 1 gives bit for bit what no weight would. Sums over rows are taken in row order.
+    /// A weight w of 1 gives bit for bit what no weight would. Sums over rows are taken in row order: an instance's rows may come in several
+    /// calls, all but the first of which accumulate, and give the same bits as in one if every part but the last is a multiple of
+    /// 32 rows (for f32, of any length).
     ///
     /// # Errors
     ///
@@ -100,6 +104,7 @@ pub trait ExpertFfn<T = f32> {
         dx: ArrayViewMut2<'_, T>,
         dp: &mut [f32],
         gradients: &mut WeightGradients<'_>,
+        accumulate: &[bool],
     ) -> Result<(), Error>;
 }
 
@@ -150,6 +155,7 @@ pub trait StashFfn<T = f32>: ExpertFfn<T> {
         dx: ArrayViewMut2<'_, T>,
         dp: &mut [f32],
         gradients: &mut WeightGradients<'_>,
+        accumulate: &[bool],
     ) -> Result<(), Error>;
 }
 
@@ -245,6 +251,7 @@ impl<'a, T: Copy> Experts<'a, T> {
         dx: &ArrayViewMut2<'_, T>,
         dp: &[f32],
         gradients: &WeightGradients<'_>,
+        accumulate: &[bool],
     ) -> Result<(), Error> {
         let FfnShape {
             width,
@@ -257,6 +264,7 @@ impl<'a, T: Copy> Experts<'a, T> {
         check_length("weights", inputs.weights.len(), rows)?;
         checked("dx", dx, &[rows, width])?;
         check_length("dp", dp.len(), rows)?;
+        check_length("accumulate", accumulate.len(), instances)?;
         checked("up gradients", &gradients.up, &[instances, hidden, width])?;
         checked(
             "down gradients",

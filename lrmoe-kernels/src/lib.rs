@@ -34,7 +34,7 @@
 //! What is computed for a row (y, the norm of h, dx, dp)
 //! does not depend, to the bit, on the group's other rows, on its place, or on the number of threads; weight
 //! gradients are sums in row order and do not depend on the number of threads. So equal rows tie exactly in a later
-//! selection, and a pass in chunks equals one in a piece. Bits may differ between machines of different instruction sets.
+//! selection, and a pass in chunks, which accumulate weight gradients, equals one in a piece. Bits may differ between machines of different instruction sets.
 //!
 //! The backend of these traits is [`Cpu`]: tiles of up to 256 rows over the ambient rayon pool, on kernels for AVX-512 (for bf16 with AVX-512-BF16 or AMX,
 //! where the machine has them), AVX2 with FMA, or plain loops, chosen at run time.

@@ -159,6 +159,8 @@ struct Layer<T> {
     stash: Option<Array2<T>>,
     gate_weights: Vec<f32>,
     ones: Vec<f32>,
+    /// Gradients are written, not added to.
+    write_over: Vec<bool>,
     dp: Vec<f32>,
     norms: Vec<SquaredNorm>,
     workspace: Workspace,
@@ -256,6 +258,7 @@ impl<T: FfnElement + std::fmt::Debug> Layer<T> {
                 .then(|| Array2::from_elem((rows, 2 * hidden), narrow(0.0))),
             gate_weights: vec![1.0 / top_k as f32; rows],
             ones: vec![1.0; rows],
+            write_over: vec![false; experts],
             dp: vec![0.0; rows],
             norms: vec![SquaredNorm::default(); rows],
             workspace: Workspace::new(),
@@ -333,6 +336,7 @@ impl<T: FfnElement + std::fmt::Debug> Layer<T> {
                 dx,
                 &mut self.dp,
                 &mut gradients,
+                &self.write_over,
             )?,
             None => Cpu.backward(
                 &self.shape,
@@ -343,6 +347,7 @@ impl<T: FfnElement + std::fmt::Debug> Layer<T> {
                 dx,
                 &mut self.dp,
                 &mut gradients,
+                &self.write_over,
             )?,
         }
         combine(

@@ -31,6 +31,7 @@ pub(super) fn backward<T: Storage>(
     workspace: &mut Workspace,
     outputs: Outputs<'_, T>,
     gradients: &mut WeightGradients<'_>,
+    accumulate: &[bool],
 ) {
     let (width, hidden_width) = (experts.shape.width, experts.shape.hidden);
     let isa = Isa::detect().for_sizes(width, hidden_width);
@@ -71,7 +72,7 @@ pub(super) fn backward<T: Storage>(
         hidden,
         height,
     };
-    write_gradients(isa, experts, &kept, scratch, gradients);
+    write_gradients(isa, experts, &kept, scratch, gradients, accumulate);
 }
 
 /// Rows of the first instances, each instance's padded to whole units.

@@ -48,9 +48,10 @@ impl ComputeExperts for Cpu {
         dx: &mut Vec<f32>,
         dp: &mut Vec<f32>,
         gradients: &mut ExpertBuffers<Self>,
+        accumulate: &[bool],
     ) -> Result<(), Error> {
         let groups = Groups::new(shape, weights, offsets, inputs.x)?;
-        groups.check_backward(inputs, gradients)?;
+        groups.check_backward(inputs, gradients, accumulate)?;
         let of_rows = [groups.rows(), shape.width];
         self.resize(dx, of_rows[0] * of_rows[1])?;
         self.resize(dp, groups.rows())?;
@@ -75,6 +76,7 @@ impl ComputeExperts for Cpu {
             rows_mut("dx", dx, of_rows)?,
             dp,
             &mut views_mut(&groups, gradients)?,
+            accumulate,
         )
     }
 }

@@ -64,11 +64,14 @@ impl<T: FfnElement> ExpertFfn<T> for Cpu {
         dx: ArrayViewMut2<'_, T>,
         dp: &mut [f32],
         gradients: &mut WeightGradients<'_>,
+        accumulate: &[bool],
     ) -> Result<(), Error> {
         let experts = Experts::new(shape, weights, offsets, &rows.x)?;
-        experts.check_backward(rows, &dx, dp, gradients)?;
+        experts.check_backward(rows, &dx, dp, gradients, accumulate)?;
         let outputs = backward::Outputs { dx, dp };
-        backward::backward(&experts, rows, None, workspace, outputs, gradients);
+        backward::backward(
+            &experts, rows, None, workspace, outputs, gradients, accumulate,
+        );
         Ok(())
     }
 }
@@ -108,12 +111,21 @@ impl<T: FfnElement> StashFfn<T> for Cpu {
         dx: ArrayViewMut2<'_, T>,
         dp: &mut [f32],
         gradients: &mut WeightGradients<'_>,
+        accumulate: &[bool],
     ) -> Result<(), Error> {
         let experts = Experts::new(shape, weights, offsets, &rows.x)?;
-        experts.check_backward(rows, &dx, dp, gradients)?;
+        experts.check_backward(rows, &dx, dp, gradients, accumulate)?;
         experts.check_stash(&stash)?;
         let outputs = backward::Outputs { dx, dp };
-        backward::backward(&experts, rows, Some(stash), workspace, outputs, gradients);
+        backward::backward(
+            &experts,
+            rows,
+            Some(stash),
+            workspace,
+            outputs,
+            gradients,
+            accumulate,
+        );
         Ok(())
     }
 }

@@ -1,6 +1,9 @@
 //! Every path that this machine has, in both types: against plain loops in f64, and row by row.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
 
 use half::bf16;
 use lrmoe_metric::SquaredNorm;
@@ -101,7 +104,22 @@ impl<T: FfnElement> Problem<T> {
         }
     }
 
+    fn no_gradients(&self) -> [Array3<f32>; 3] {
+        [&self.gate, &self.up, &self.down].map(|m| m.mapv(|_| f32::NAN))
+    }
+
     fn run(&self, workspace: &mut Workspace, stashed: bool) -> Results {
+        let accumulate = vec![false; self.offsets.len() - 1];
+        self.run_into(workspace, stashed, self.no_gradients(), &accumulate)
+    }
+
+    fn run_into(
+        &self,
+        workspace: &mut Workspace,
+        stashed: bool,
+        mut gradients: [Array3<f32>; 3],
+        accumulate: &[bool],
+    ) -> Results {
         let nan = T::narrowed(f32::NAN);
         let rows = self.x.nrows();
         let (mut out, mut dx) = (self.x.mapv(|_| nan), self.x.mapv(|_| nan));
@@ -114,7 +132,6 @@ impl<T: FfnElement> Problem<T> {
             rows
         ];
         let mut dp = vec![f32::NAN; rows];
-        let mut gradients = [&self.gate, &self.up, &self.down].map(|m| m.mapv(|_| f32::NAN));
         let [gate, up, down] = &mut gradients;
         let mut to = WeightGradients {
             gate: Some(gate.view_mut()),
@@ -145,6 +162,7 @@ impl<T: FfnElement> Problem<T> {
             let (dx, stash) = (dx.view_mut(), stash.view());
             Cpu.backward_stash(
                 shape, &weights, offsets, &inputs, stash, workspace, dx, &mut dp, &mut to,
+                accumulate,
             )
             .unwrap();
         } else {
@@ -159,6 +177,7 @@ impl<T: FfnElement> Problem<T> {
                 dx.view_mut(),
                 &mut dp,
                 &mut to,
+                accumulate,
             )
             .unwrap();
         }
@@ -171,19 +190,15 @@ impl<T: FfnElement> Problem<T> {
         }
     }
 
-    /// One row alone.
-    fn only(&self, row: usize) -> Self {
-        let of_row = |rows: &Array2<T>| rows.slice(s![row..=row, ..]).to_owned();
-        let of = |values: &Array1<f32>| values.slice(s![row..=row]).to_owned();
-        let offsets = self
-            .offsets
-            .iter()
-            .map(|&offset| usize::from(offset > row))
-            .collect();
+    /// These rows alone.
+    fn only(&self, rows: Range<usize>) -> Self {
+        let of_rows = |all: &Array2<T>| all.slice(s![rows.clone(), ..]).to_owned();
+        let of = |values: &Array1<f32>| values.slice(s![rows.clone()]).to_owned();
+        let place = |offset: &usize| offset.clamp(&rows.start, &rows.end) - rows.start;
         Self {
-            offsets,
-            x: of_row(&self.x),
-            dy: of_row(&self.dy),
+            offsets: self.offsets.iter().map(place).collect(),
+            x: of_rows(&self.x),
+            dy: of_rows(&self.dy),
             p: of(&self.p),
             w: of(&self.w),
             ..self.clone()
@@ -332,7 +347,7 @@ fn check_invariance<T: FfnElement>(isa: Isa, width: usize, hidden: usize, groups
     let workspace = &mut Workspace::new();
     let all = problem.run(workspace, false);
     for row in (0..problem.x.nrows()).step_by(5) {
-        let alone = problem.only(row).run(workspace, false);
+        let alone = problem.only(row..row + 1).run(workspace, false);
         let name = format!("row {row} of {width} x {hidden}, {isa}");
         assert_eq!(all.out.row(row), alone.out.row(0), "out, {name}");
         assert_eq!(all.norms[row], alone.norms[0], "norm, {name}");
@@ -365,6 +380,39 @@ fn rows_and_threads_do_not_matter() {
         // Enough rows for tiles of every height.
         check_invariance::<f32>(isa, 32, 64, &[2200, 900, 40]);
         check_invariance::<bf16>(isa, 32, 64, &[2200, 900, 40]);
+    });
+}
+
+/// Weight gradients of parts of an instance's rows, each going on from the one before, against those of all rows.
+fn check_parts<T: FfnElement>(isa: Isa, width: usize, hidden: usize, rows: usize, cuts: &[usize]) {
+    let problem = Problem::<T>::new(width, hidden, &[rows]);
+    let workspace = &mut Workspace::new();
+    let all = problem.run(workspace, false).gradients;
+    let mut gradients = problem.no_gradients();
+    let ends = cuts.iter().copied().chain([rows]);
+    let starts = std::iter::once(0).chain(cuts.iter().copied());
+    for (start, end) in starts.zip(ends) {
+        let part = problem.only(start..end);
+        gradients = part
+            .run_into(workspace, false, gradients, &[start > 0])
+            .gradients;
+    }
+    assert!(
+        gradients == all,
+        "{cuts:?} of {rows} rows, {width} x {hidden}, {isa}"
+    );
+}
+
+#[test]
+fn parts_of_rows_add_up() {
+    on_every_path(|isa| {
+        for (width, hidden) in [(32, 64), (33, 70), (160, 96)] {
+            for cuts in [&[32, 96][..], &[512], &[256, 288, 576]] {
+                check_parts::<f32>(isa, width, hidden, 601, cuts);
+                check_parts::<bf16>(isa, width, hidden, 601, cuts);
+            }
+            check_parts::<f32>(isa, width, hidden, 601, &[1, 50, 333]);
+        }
     });
 }
 

@@ -37,13 +37,14 @@ pub(super) struct Kept<'a, T> {
     pub(super) height: usize,
 }
 
-/// Writes all of them, zeros for an instance without rows.
+/// Writes those of all instances, zeros for one without rows, or adds to them.
 pub(super) fn write_gradients<T: Storage>(
     isa: Isa,
     experts: &Experts<'_, T>,
     kept: &Kept<'_, T>,
     scratch: &mut [Buffer],
     gradients: &mut WeightGradients<'_>,
+    accumulate: &[bool],
 ) {
     let (width, hidden) = (experts.shape.width, experts.shape.hidden);
     let one = width * hidden;
@@ -77,6 +78,7 @@ pub(super) fn write_gradients<T: Storage>(
                     rows: of_up.clone(),
                     before,
                     first: i * INWARD,
+                    add: accumulate[instance],
                     matrices: Matrices::Inward(gate, up),
                 }
             });
@@ -87,6 +89,7 @@ pub(super) fn write_gradients<T: Storage>(
                 rows: rows.clone(),
                 before,
                 first: i * OUTWARD,
+                add: accumulate[instance],
                 matrices: Matrices::Down(down),
             });
         inward.chain(outward)
@@ -103,6 +106,8 @@ struct Piece<'a> {
     /// Rows kept of the instances before, in whole units.
     before: usize,
     first: usize,
+    /// Whether the sums go on from what is there.
+    add: bool,
     matrices: Matrices<'a>,
 }
 
@@ -123,8 +128,12 @@ fn write_piece<T: Storage>(
         rows,
         before,
         first,
+        add,
         mut matrices,
     } = piece;
+    if rows.is_empty() && add {
+        return;
+    }
     if rows.is_empty() {
         match matrices {
             Matrices::Inward(gate, up) => gate
@@ -147,7 +156,7 @@ fn write_piece<T: Storage>(
             isa,
             rows: chunk.len(),
             height: kept.height,
-            add: chunk.start > 0,
+            add: add || chunk.start > 0,
         };
         match &mut matrices {
             Matrices::Inward(gate, up) => {

@@ -22,8 +22,31 @@ struct Found {
     ddown: Vec<f32>,
 }
 
+/// Gradients of the problem's matrices, NaN.
+fn no_gradients<B: Backend>(backend: &B, problem: &Problem) -> ExpertBuffers<B> {
+    let nan = |len: usize| backend.upload(&vec![f32::NAN; len]).unwrap();
+    ExpertBuffers {
+        gate: problem.gate.as_ref().map(|gate| nan(gate.len())),
+        up: nan(problem.up.len()),
+        down: nan(problem.down.len()),
+    }
+}
+
 /// Runs both passes, every output NaN before.
 fn run<B: Backend>(backend: &B, problem: &Problem, scratch: &mut B::Scratch) -> Found {
+    let gradients = &mut no_gradients(backend, problem);
+    let accumulate = vec![false; problem.offsets.len() - 1];
+    run_into(backend, problem, scratch, gradients, &accumulate)
+}
+
+/// Runs both passes, outputs of rows NaN before.
+fn run_into<B: Backend>(
+    backend: &B,
+    problem: &Problem,
+    scratch: &mut B::Scratch,
+    gradients: &mut ExpertBuffers<B>,
+    accumulate: &[bool],
+) -> Found {
     let upload = |values: &[f32]| backend.upload(values).unwrap();
     let matrices = |values: &Array3<f32>| upload(values.as_slice().unwrap());
     let nan = |len: usize| upload(&vec![f32::NAN; len]);
@@ -32,11 +55,6 @@ fn run<B: Backend>(backend: &B, problem: &Problem, scratch: &mut B::Scratch) -> 
         gate: problem.gate.as_ref().map(matrices),
         up: matrices(&problem.up),
         down: matrices(&problem.down),
-    };
-    let mut gradients = ExpertBuffers::<B> {
-        gate: problem.gate.as_ref().map(|gate| nan(gate.len())),
-        up: nan(problem.up.len()),
-        down: nan(problem.down.len()),
     };
     let (x, dy) = (
         upload(problem.x.as_slice().unwrap()),
@@ -58,14 +76,7 @@ fn run<B: Backend>(backend: &B, problem: &Problem, scratch: &mut B::Scratch) -> 
     };
     backend
         .backward(
-            shape,
-            &weights,
-            offsets,
-            &inputs,
-            scratch,
-            &mut dx,
-            &mut dp,
-            &mut gradients,
+            shape, &weights, offsets, &inputs, scratch, &mut dx, &mut dp, gradients, accumulate,
         )
         .unwrap();
     let download = |buffer: &B::Buffer<f32>| backend.download(buffer).unwrap();
@@ -286,6 +297,44 @@ pub(crate) fn company<B: Backend>(backend: &B) {
     }
 }
 
+/// Instances' rows in several calls, the gradients of all of which go on from those before, give the bits of one call. Gradients of an
+/// instance that accumulates nothing are not looked at.
+pub(crate) fn parts<B: Backend>(backend: &B) {
+    let scratch = &mut B::Scratch::default();
+    for (width, hidden, groups) in [(5, 7, [70, 0, 3, 0, 40]), (64, 65, [100, 33, 0, 0, 129])] {
+        for activation in [Activation::SwiGlu, Activation::Relu2] {
+            let problem = Problem::random(activation, width, hidden, &groups);
+            let all = run(backend, &problem, scratch);
+            let gradients = &mut no_gradients(backend, &problem);
+            let cuts = [0, 1, 36, 71, 71, problem.rows()];
+            let mut found = None;
+            for (call, cut) in cuts.windows(2).enumerate() {
+                let last = call + 2 == cuts.len();
+                let part = problem.only(&(cut[0]..cut[1]).collect::<Vec<_>>());
+                let accumulate: Vec<_> = (0..groups.len())
+                    .map(|i| {
+                        let is_begun = problem.offsets[i] < cut[0];
+                        let has_rows = part.offsets[i + 1] > part.offsets[i];
+                        if has_rows {
+                            is_begun
+                        } else {
+                            groups[i] > 0 || !last
+                        }
+                    })
+                    .collect();
+                found = Some(run_into(backend, &part, scratch, gradients, &accumulate));
+            }
+            let found = found.unwrap();
+            assert_eq!(
+                all.dgate.as_deref().map(bits),
+                found.dgate.as_deref().map(bits)
+            );
+            assert_eq!(bits(&all.dup), bits(&found.dup));
+            assert_eq!(bits(&all.ddown), bits(&found.ddown));
+        }
+    }
+}
+
 pub(crate) fn misuse<B: Backend>(backend: &B) {
     let problem = Problem::random(Activation::SwiGlu, 4, 6, &[2, 3]);
     let matrices = |values: &Array3<f32>| backend.upload(values.as_slice().unwrap()).unwrap();
@@ -322,6 +371,36 @@ pub(crate) fn misuse<B: Backend>(backend: &B) {
     };
     let expected = "shape of up weights is [48], expected [0]";
     assert_eq!(message(&endless, &weights, &[0, 2, 5]), expected);
+    let inputs = RowBuffers::<B> {
+        x: &x,
+        dy: &x,
+        gate_weights: &backend.upload(&problem.p).unwrap(),
+        weights: &backend.upload(&problem.w).unwrap(),
+    };
+    let message_back = |accumulate: &[bool]| {
+        let (mut scratch, mut dx, mut dp) = Default::default();
+        let mut gradients = ExpertBuffers::<B> {
+            gate: Some(Default::default()),
+            up: Default::default(),
+            down: Default::default(),
+        };
+        let result = backend.backward(
+            &shape,
+            &weights,
+            &[0, 2, 5],
+            &inputs,
+            &mut scratch,
+            &mut dx,
+            &mut dp,
+            &mut gradients,
+            accumulate,
+        );
+        result.unwrap_err().to_string()
+    };
+    let expected = "shape of accumulate is [3], expected [2]";
+    assert_eq!(message_back(&[false; 3]), expected);
+    let expected = "shape of gate gradients is [0], expected [48]";
+    assert_eq!(message_back(&[false, true]), expected);
     weights.gate = None;
     let expected = "swiglu is gated, but there are no gate weights";
     assert_eq!(message(&shape, &weights, &[0, 2, 5]), expected);

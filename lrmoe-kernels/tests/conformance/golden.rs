@@ -238,6 +238,7 @@ fn run<B: Backend>(backend: &B, case: &Case, kept: impl Fn(usize) -> bool) -> Ou
         dx_to,
         dp_to,
         &mut gradients,
+        &vec![false; offsets.len() - 1],
     )?;
 
     let numbers: Vec<_> = pairs.iter().map(|&pair| pair as u32).collect();

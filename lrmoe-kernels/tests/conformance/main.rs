@@ -98,6 +98,7 @@ fn trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
         candidate.trial("experts::empty_groups", experts::empty_groups),
         candidate.trial("experts::large_matrices", experts::large_matrices),
         candidate.trial("experts::company", experts::company),
+        candidate.trial("experts::parts", experts::parts),
         candidate.trial("experts::misuse", experts::misuse),
     ];
     trials.extend(golden::trials(candidate));

@@ -103,7 +103,7 @@ fn shapes_and_layouts() {
 #[test]
 fn backward_arguments() {
     let p = problem();
-    let run = |rows: BackwardRows<'_>, dp: usize, gated: bool| {
+    let run = |rows: BackwardRows<'_>, dp: usize, gated: bool, accumulate: &[bool]| {
         let (mut dx, mut dp) = (Array2::zeros((5, 4)), vec![0.0; dp]);
         let (mut gate, mut up, mut down) = (p.up.clone(), p.up.clone(), p.down.clone());
         let mut gradients = WeightGradients {
@@ -122,15 +122,16 @@ fn backward_arguments() {
             dx,
             &mut dp,
             &mut gradients,
+            accumulate,
         )
         .map_err(|error| error.to_string())
     };
-    let rows = p.backward_rows();
-    assert_eq!(run(rows, 5, true), Ok(()));
+    let (rows, all) = (p.backward_rows(), &[false; 2]);
+    assert_eq!(run(rows, 5, true, all), Ok(()));
     let missing = "swiglu is gated, but there are no gate gradients";
-    assert_eq!(run(rows, 5, false).unwrap_err(), missing);
+    assert_eq!(run(rows, 5, false, all).unwrap_err(), missing);
     assert_eq!(
-        run(rows, 4, true).unwrap_err(),
+        run(rows, 4, true, all).unwrap_err(),
         "shape of dp is [4], expected [5]"
     );
     let short = BackwardRows {
@@ -138,8 +139,12 @@ fn backward_arguments() {
         ..rows
     };
     assert_eq!(
-        run(short, 5, true).unwrap_err(),
+        run(short, 5, true, all).unwrap_err(),
         "shape of weights is [3], expected [5]"
+    );
+    assert_eq!(
+        run(rows, 5, true, &[true]).unwrap_err(),
+        "shape of accumulate is [1], expected [2]"
     );
 }
 

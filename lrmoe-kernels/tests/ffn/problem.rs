@@ -176,6 +176,7 @@ impl Problem {
             dx,
             &mut r.dp,
             &mut gradients,
+            &vec![false; offsets.len() - 1],
         )
         .unwrap();
         r

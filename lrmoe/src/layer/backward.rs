@@ -217,6 +217,7 @@ impl MoeLayer {
             buffers.out.rows(rows, width),
             buffers.scalars.take(rows),
             &mut gradients,
+            &vec![false; chunk.grouping.offsets().len() - 1],
         )?)
     }
 

@@ -93,9 +93,10 @@ impl ComputeExperts for Wgpu {
         dx: &mut Buffer<f32>,
         dp: &mut Buffer<f32>,
         gradients: &mut ExpertBuffers<Self>,
+        accumulate: &[bool],
     ) -> Result<(), Error> {
         let groups = Groups::new(shape, weights, offsets, inputs.x)?;
-        groups.check_backward(inputs, gradients)?;
+        groups.check_backward(inputs, gradients, accumulate)?;
         self.resize(dx, groups.rows() * shape.width)?;
         self.resize(dp, groups.rows())?;
         for matrices in [&mut gradients.up, &mut gradients.down]
@@ -125,13 +126,15 @@ impl ComputeExperts for Wgpu {
             &scratch.up,
             inputs.x,
             Matrices::inward(&gradients.up, shape),
+            accumulate,
         )?;
         if let Some(gate) = &gradients.gate {
             pass.scale(&scratch.gate, inputs.weights)?;
-            pass.sum_products(&scratch.gate, inputs.x, Matrices::inward(gate, shape))?;
+            let gate = Matrices::inward(gate, shape);
+            pass.sum_products(&scratch.gate, inputs.x, gate, accumulate)?;
         }
         let down = Matrices::down(&gradients.down, shape);
-        pass.sum_products(inputs.dy, &scratch.dh, down)?;
+        pass.sum_products(inputs.dy, &scratch.dh, down, accumulate)?;
         pass.batch.submit()
     }
 }

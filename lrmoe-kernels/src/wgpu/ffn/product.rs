@@ -214,12 +214,13 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Per instance the sum over its rows of `left^T right`; zeros where it has none.
+    /// Per instance the sum over its rows of `left^T right`, zeros where it has none; or that added.
     pub(super) fn sum_products(
         &mut self,
         left: &'a Buffer<f32>,
         right: &'a Buffer<f32>,
         sums: Matrices<'a>,
+        accumulate: &[bool],
     ) -> Result<(), Error> {
         let wgpu = self.wgpu;
         let steps = self.steps(&sums, [sums.rows, sums.columns])?;
@@ -235,14 +236,18 @@ impl<'a> Pass<'a> {
             };
             for rows in ranges(of_instances, most.min(steps.rows)).chain(no_rows) {
                 // The first dispatch writes all of the instances, later ones go on with the sums of those whose rows they have.
-                let accumulate = rows.start > start;
-                let touched = if accumulate {
+                let later = rows.start > start;
+                let touched = if later {
                     self.touched(&instances, &rows)
                 } else {
                     instances.clone()
                 };
-                let (table, _) = self.table(&touched, &rows);
-                let table = self.batch.table(&table);
+                let add = |instance: usize| u32::from(later || accumulate[instance]);
+                let entries = touched.clone().flat_map(|instance| {
+                    let own = self.rows_among(instance, &rows);
+                    [add(instance), own.start as u32, own.end as u32]
+                });
+                let table = self.batch.table(&entries.collect::<Vec<_>>());
                 let a = wgpu.window(left, rows.start * sums.rows..rows.end * sums.rows);
                 let b = wgpu.window(right, rows.start * sums.columns..rows.end * sums.columns);
                 for of_sums in ranges(0..sums.rows, steps.matrix_rows) {
@@ -251,7 +256,6 @@ impl<'a> Pass<'a> {
                         groups: touched.len(),
                         m: of_sums.len(),
                         n: sums.columns,
-                        accumulate,
                         a_base: a.base as usize + of_sums.start,
                         a_m: 1,
                         a_k: sums.rows,
@@ -321,13 +325,18 @@ impl<'a> Pass<'a> {
         let mut table = Vec::with_capacity(3 * instances.len());
         let mut tiles = 0;
         for instance in instances.clone() {
-            let own = self.groups.rows_of(instance..instance + 1);
-            let start = own.start.clamp(rows.start, rows.end) - rows.start;
-            let end = own.end.clamp(rows.start, rows.end) - rows.start;
-            table.extend([tiles as u32, start as u32, end as u32]);
-            tiles += (end - start).div_ceil(TILE);
+            let own = self.rows_among(instance, rows);
+            table.extend([tiles as u32, own.start as u32, own.end as u32]);
+            tiles += own.len().div_ceil(TILE);
         }
         (table, tiles)
+    }
+
+    /// Which of these rows are the instance's, counted from the first.
+    fn rows_among(&self, instance: usize, rows: &Range<usize>) -> Range<usize> {
+        let own = self.groups.rows_of(instance..instance + 1);
+        let place = |row: usize| row.clamp(rows.start, rows.end) - rows.start;
+        place(own.start)..place(own.end)
     }
 }
 

@@ -8,7 +8,7 @@ struct Params {
     m: u32,
     n: u32,
     k: u32,
-    // 1: the results are added to.
+    // 1: the results are added to. For weight gradients, the table says so.
     accumulate: u32,
     // Words from the start of a binding to its first element, and from one to the next along a dimension.
     a_base: u32,
@@ -24,7 +24,7 @@ struct Params {
 }
 
 struct Group {
-    // Tiles of rows of the groups before.
+    // Tiles of rows of the groups before; for weight gradients 1 where the results are added to.
     tile: u32,
     // Rows.
     start: u32,
@@ -84,11 +84,11 @@ fn bring(tile: Tile, k0: u32, local: u32) {
     }
 }
 
-fn multiply(tile: Tile, local: u32) {
+fn multiply(tile: Tile, accumulate: bool, local: u32) {
     let row = local / 16u * 4u;
     let column = local % 16u * 4u;
     var sums: array<vec4<f32>, 4>;
-    if params.accumulate != 0u {
+    if accumulate {
         for (var i = 0u; i < 4u; i += 1u) {
             for (var j = 0u; j < 4u; j += 1u) {
                 if row + i < tile.m && column + j < tile.n {
@@ -148,6 +148,7 @@ fn rows_by_weights(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
             min(TILE, params.n - column),
             params.k,
         ),
+        params.accumulate != 0u,
         local,
     );
 }
@@ -159,6 +160,10 @@ fn weight_gradients(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
     let across = (params.n + TILE - 1u) / TILE;
     let down = (params.m + TILE - 1u) / TILE;
     let instance = number / (across * down);
+    let add = table[instance].tile != 0u;
+    if add && table[instance].start == table[instance].end {
+        return;
+    }
     let row = number / across % down * TILE;
     let column = number % across * TILE;
     multiply(
@@ -170,6 +175,7 @@ fn weight_gradients(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
             min(TILE, params.n - column),
             table[instance].end - table[instance].start,
         ),
+        add,
         local,
     );
 }
