@@ -1,8 +1,9 @@
 use std::fmt;
 
 use lrmoe_compact::{Error as CompactError, Grouping};
+use ndarray::{Array1, ArrayViewMut1, Axis};
 
-use crate::{Element, Error, Memory};
+use crate::{Element, Error, FfnElement, Memory};
 
 /// Rows from place to place in a backend's memory: [`lrmoe_compact`], bit for bit.
 ///
@@ -17,15 +18,10 @@ pub trait CompactRows: Memory {
     ///
     /// [`Error::Compact`] for a number that is not below `rows`; those of [`Memory::resize`].
     fn row_index(&self, index: &[u32], rows: usize) -> Result<RowIndex<Self>, Error> {
-        if let Some(position) = index.iter().position(|&index| index as usize >= rows) {
-            return Err(Error::Compact(CompactError::IndexOutOfRange {
-                position,
-                index: index[position],
-                rows,
-            }));
-        }
+        check_index(index, rows)?;
         Ok(RowIndex {
             index: self.upload(index)?,
+            order: Self::Buffer::default(),
             rows,
         })
     }
@@ -89,18 +85,45 @@ pub trait CompactRows: Memory {
     ) -> Result<(), Error>;
 
     /// Adds `weights[i] * rows[i]` (without weights `rows[i]`) to the token of row i in `into` `[tokens, width]`, in ascending slot order;
-    /// see [`lrmoe_compact::ScatterAdd::add`].
+    /// see [`lrmoe_compact::ScatterAdd::add`]. Products and sums are f32.
+    ///
+    /// For tokens whose rows come in several parts; [`narrow`](Self::narrow) rounds the finished sums.
     ///
     /// # Errors
     ///
     /// [`Error::Shape`] if buffers do not fit the pairs; those of [`Memory::resize`].
-    fn scatter_add(
+    fn scatter_add<T: FfnElement>(
         &self,
-        rows: &Self::Buffer<f32>,
+        rows: &Self::Buffer<T>,
         width: usize,
         pairs: &PairRows<Self>,
         weights: Option<&Self::Buffer<f32>>,
         into: &mut Self::Buffer<f32>,
+    ) -> Result<(), Error>;
+
+    /// Makes `out` `[tokens, width]` the sums that [`scatter_add`](Self::scatter_add) leaves in zeros, each rounded once to `T`, to nearest even.
+    ///
+    /// # Errors
+    ///
+    /// As for [`scatter_add`](Self::scatter_add).
+    fn combine<T: FfnElement>(
+        &self,
+        rows: &Self::Buffer<T>,
+        width: usize,
+        pairs: &PairRows<Self>,
+        weights: Option<&Self::Buffer<f32>>,
+        out: &mut Self::Buffer<T>,
+    ) -> Result<(), Error>;
+
+    /// Makes `out` the values rounded to `T`, to nearest even; a NaN stays one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Memory::resize`].
+    fn narrow<T: FfnElement>(
+        &self,
+        values: &Self::Buffer<f32>,
+        out: &mut Self::Buffer<T>,
     ) -> Result<(), Error>;
 }
 
@@ -108,31 +131,44 @@ pub trait CompactRows: Memory {
 #[derive(Debug)]
 pub struct RowIndex<B: Memory + ?Sized> {
     pub(crate) index: B::Buffer<u32>,
+    /// The places of `index` in the order in which the backend fills them; empty if that is their own.
+    pub(crate) order: B::Buffer<u32>,
     pub(crate) rows: usize,
 }
 
 /// The pairs that rows are of, from [`CompactRows::pair_rows`].
 #[derive(Debug)]
 pub struct PairRows<B: Memory + ?Sized> {
-    /// What the backend looks rows up in: pair ids by row, or rows by pair id.
+    /// Row of every pair, [`NO_ROW`] where there is none, `[tokens * top_k]`.
     pub(crate) table: B::Buffer<u32>,
     pub(crate) rows: usize,
     pub(crate) tokens: usize,
     pub(crate) top_k: usize,
 }
 
-/// The two orders of a grouping as row numbers: of each grouped row the received one, `u32::MAX` for padding, and of each received row the
-/// grouped one.
-#[cfg(any(feature = "wgpu", feature = "cuda", feature = "cuda-emu"))]
-pub(crate) fn grouping_tables(grouping: &Grouping) -> Result<[Vec<u32>; 2], Error> {
-    use ndarray::{Array1, ArrayViewMut1, Axis};
+/// Stands for no row.
+pub(crate) const NO_ROW: u32 = u32::MAX;
 
-    let (received, grouped) = (grouping.received_rows(), grouping.grouped_rows());
+/// Checks that an index names rows below `rows`.
+pub(crate) fn check_index(index: &[u32], rows: usize) -> Result<(), Error> {
+    let outside = index.iter().position(|&index| index as usize >= rows);
+    outside.map_or(Ok(()), |position| {
+        Err(Error::Compact(CompactError::IndexOutOfRange {
+            position,
+            index: index[position],
+            rows,
+        }))
+    })
+}
+
+/// Of each grouped row the received one, [`NO_ROW`] for padding; and of each received row the grouped one.
+pub(crate) fn grouping_tables(grouping: &Grouping) -> Result<[Vec<u32>; 2], Error> {
     let numbers = |rows: usize| {
         check_row_numbers(rows)?;
         Ok::<_, Error>(Array1::from_iter(1..=rows as u32).insert_axis(Axis(1)))
     };
-    // Rows are numbered from 1, so that padding, which is 0, becomes u32::MAX.
+    let (received, grouped) = (grouping.received_rows(), grouping.grouped_rows());
+    // Rows are numbered from 1, so that padding, which is 0, becomes NO_ROW.
     let mut to_grouped = vec![0_u32; grouped];
     let mut to_received = vec![0_u32; received];
     let column = |numbers| ArrayViewMut1::from(numbers).insert_axis(Axis(1));
@@ -145,9 +181,8 @@ pub(crate) fn grouping_tables(grouping: &Grouping) -> Result<[Vec<u32>; 2], Erro
 }
 
 /// Checks that rows can be numbered in 32 bits, with a number left to stand for none.
-#[cfg(any(feature = "wgpu", feature = "cuda", feature = "cuda-emu"))]
 pub(crate) fn check_row_numbers(rows: usize) -> Result<(), Error> {
-    if rows < u32::MAX as usize {
+    if rows < NO_ROW as usize {
         return Ok(());
     }
     Err(Error::TooLarge {
@@ -157,7 +192,7 @@ pub(crate) fn check_row_numbers(rows: usize) -> Result<(), Error> {
     })
 }
 
-/// Rows by pair id (`[tokens * top_k]`), `u32::MAX` where there is none.
+/// Rows by pair id (`[tokens * top_k]`), [`NO_ROW`] where there is none.
 pub(crate) fn rows_by_pair(
     pairs: &[u32],
     tokens: usize,
@@ -167,10 +202,10 @@ pub(crate) fn rows_by_pair(
         .checked_mul(top_k)
         .filter(|&slots| u32::try_from(slots).is_ok())
         .ok_or(CompactError::TooManyPairs { tokens, top_k })?;
-    let mut rows = vec![u32::MAX; slots];
+    let mut rows = vec![NO_ROW; slots];
     for (row, &pair) in pairs.iter().enumerate() {
         match rows.get_mut(pair as usize) {
-            Some(found) if *found == u32::MAX => *found = row as u32,
+            Some(found) if *found == NO_ROW => *found = row as u32,
             Some(found) => {
                 return Err(CompactError::DuplicatePair {
                     pair,

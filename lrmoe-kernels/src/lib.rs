@@ -40,7 +40,7 @@
 //! where the machine has them), AVX2 with FMA, or plain loops, chosen at run time.
 //!
 //! **In a backend's own memory.** A layer whose rows stay on a device between stages uses the traits over [`Memory`], whose buffers every
-//! backend defines for itself (`Vec` for [`Cpu`]); the host sees rows only where it [reads](Memory::read) them:
+//! backend defines for itself ([`HostBuffer`] for [`Cpu`]); the host sees rows only where it [reads](Memory::read) them:
 //!
 //! | trait | stages | results |
 //! |---|---|---|
@@ -85,7 +85,7 @@ pub mod wgpu;
 
 pub use activation::Activation;
 pub use compact::{CompactRows, PairRows, RowIndex};
-pub use cpu::{Cpu, FfnElement, Workspace};
+pub use cpu::{Cpu, FfnElement, HostBuffer, Workspace};
 #[cfg(any(feature = "cuda", feature = "cuda-emu"))]
 pub use cuda::Cuda;
 pub use error::Error;

@@ -1,22 +1,24 @@
 use std::{borrow::Cow, fmt};
 
+use half::bf16;
 use lrmoe_metric::SquaredNorm;
 
 use crate::Error;
 
-/// What a buffer can hold: `f32`, `u32`, `i32`, [`SquaredNorm`].
+/// What a buffer can hold: `f32`, [`bf16`], `u32`, `i32`, [`SquaredNorm`].
 pub trait Element: Copy + Default + fmt::Debug + Send + Sync + 'static + words::Words {}
 
 impl Element for f32 {}
+impl Element for bf16 {}
 impl Element for u32 {}
 impl Element for i32 {}
 impl Element for SquaredNorm {}
 
 /// Elements as the 32-bit words that devices hold.
 pub(crate) mod words {
-    use super::{Cow, SquaredNorm};
+    use super::{Cow, SquaredNorm, bf16};
 
-    /// Sealed: elements are words on every backend.
+    /// Sealed: elements are words on every backend, and none of their bytes is padding.
     pub trait Words: Sized {
         /// Words of one element.
         const COUNT: usize;
@@ -40,6 +42,20 @@ pub(crate) mod words {
         )*};
     }
     word!(f32, u32, i32);
+
+    /// Widened to f32.
+    impl Words for bf16 {
+        const COUNT: usize = 1;
+        fn to_words(values: &[Self]) -> Cow<'_, [u32]> {
+            let widened = |value: &Self| u32::from(value.to_bits()) << 16;
+            values.iter().map(widened).collect()
+        }
+        fn take_words(words: &[u32], values: &mut [Self]) {
+            for (value, &word) in values.iter_mut().zip(words) {
+                *value = Self::from_bits((word >> 16) as u16);
+            }
+        }
+    }
 
     impl Words for SquaredNorm {
         const COUNT: usize = 2;

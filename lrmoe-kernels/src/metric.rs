@@ -2,7 +2,7 @@ use std::fmt;
 
 use lrmoe_metric::{Draw, Exchange, Method, Pairs, Score, Scores, SquaredNorm};
 
-use crate::{Error, Memory};
+use crate::{Error, FfnElement, Memory};
 
 /// Squared norms, scores and selections in a backend's memory: [`lrmoe_metric`], bit for bit.
 ///
@@ -25,9 +25,9 @@ pub trait SelectPairs: Memory {
     /// # Errors
     ///
     /// [`Error::Shape`] if `rows` has another number of elements; those of [`Memory::resize`].
-    fn squared_norms(
+    fn squared_norms<T: FfnElement>(
         &self,
-        rows: &Self::Buffer<f32>,
+        rows: &Self::Buffer<T>,
         shape: [usize; 2],
         norms: &mut Self::Buffer<SquaredNorm>,
     ) -> Result<(), Error>;

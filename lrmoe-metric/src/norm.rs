@@ -34,15 +34,21 @@ pub struct SquaredNorm {
 impl SquaredNorm {
     /// The squared norm of a row.
     pub fn of(row: &[f32]) -> Self {
+        Self::of_widened(row, |x| x)
+    }
+
+    /// The squared norm of a row of another type, whose elements `widen` takes to f32: exactly, or that of the rounded row.
+    #[inline(always)]
+    pub fn of_widened<T: Copy>(row: &[T], widen: impl Fn(T) -> f32) -> Self {
         let largest = row
             .iter()
-            .fold(0, |largest, x| (x.to_bits() & MAGNITUDE).max(largest));
+            .fold(0, |largest, &x| (widen(x).to_bits() & MAGNITUDE).max(largest));
         let scale = largest >> 23;
         let significand = match scale {
             0 => 0.0,
             NOT_FINITE if largest > INFINITY_BITS => f32::NAN,
             NOT_FINITE => f32::INFINITY,
-            _ => sum_of_squares(row, scale),
+            _ => sum_of_squares(row, widen, scale),
         };
         Self { significand, scale }
     }
@@ -71,7 +77,8 @@ impl SquaredNorm {
 }
 
 /// Sum of the squares of `row * 2^(128 - scale)`, for scale in 1..=254.
-fn sum_of_squares(row: &[f32], scale: u32) -> f32 {
+#[inline(always)]
+fn sum_of_squares<T: Copy>(row: &[T], widen: impl Fn(T) -> f32, scale: u32) -> f32 {
     let power = f32::from_bits((255 - scale) << 23);
     let least = scale.saturating_sub(63).max(1) << 23;
     let square = |x: f32| {
@@ -86,11 +93,11 @@ fn sum_of_squares(row: &[f32], scale: u32) -> f32 {
     let (blocks, rest) = row.as_chunks::<LANES>();
     for block in blocks {
         for (lane, &x) in lanes.iter_mut().zip(block) {
-            *lane += square(x);
+            *lane += square(widen(x));
         }
     }
     for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane += square(x);
+        *lane += square(widen(x));
     }
     for distance in [16, 8, 4, 2, 1] {
         for lane in 0..distance {

@@ -7,9 +7,11 @@
 //! run, 11 of a row with recompute and 9 without; `gflops` counts 9 in both, as a layer without recompute would. The canary is the rate of
 //! fused multiply-adds on all threads right before and after.
 
+mod arguments;
 mod meters;
+mod routing;
 
-use std::{collections::HashMap, error::Error};
+use std::error::Error;
 
 use lrmoe_kernels::{
     Activation, BackwardRows, Cpu, ExpertFfn, FfnElement, FfnShape, SquaredNorm, StashFfn,
@@ -19,7 +21,9 @@ use lrmoe_kernels::{
 };
 use rayon::prelude::*;
 
+use arguments::Arguments;
 use meters::{Times, canary, median, peak_bytes, timed};
+use routing::{Random, Routing, route};
 
 #[derive(Debug)]
 struct Settings {
@@ -36,24 +40,13 @@ struct Settings {
 
 impl Settings {
     fn parse() -> Result<Self, Box<dyn Error + Send + Sync>> {
-        let arguments: Vec<_> = std::env::args()
-            .skip(1)
-            .filter(|a| a != "--bench")
-            .collect();
-        let given: HashMap<_, _> = arguments
-            .chunks(2)
-            .map(|pair| match pair {
-                [name, value] => Ok((name.trim_start_matches("--"), value.as_str())),
-                _ => Err(format!("{} has no value", pair[0])),
-            })
-            .collect::<Result<_, _>>()?;
-        let text = |name, default| given.get(name).copied().unwrap_or(default);
-        let number = |name, default| text(name, default).parse::<usize>();
+        let given = Arguments::parse()?;
+        let number = |name, default| given.value::<usize>(name, default);
         Ok(Self {
-            dtype: text("dtype", "f32").to_owned(),
+            dtype: given.text("dtype", "f32").to_owned(),
             tokens: number("tokens", "4096")?,
-            zipf: text("zipf", "0").parse()?,
-            stash: text("stash", "false").parse()?,
+            zipf: given.value("zipf", "0")?,
+            stash: given.value("stash", "false")?,
             reps: number("reps", "3")?,
             threads: number("threads", "2")?,
             experts: number("experts", "128")?,
@@ -77,66 +70,6 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         "bf16" => measure(&settings, bf16::from_f32, bf16::to_f32),
         other => Err(format!("dtype {other}, expected f32 or bf16").into()),
     })
-}
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    /// Uniform in (0, 1).
-    fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (((z ^ (z >> 31)) >> 12) as f64 + 0.5) / (1_u64 << 52) as f64
-    }
-
-    /// About normal, of variance 1.
-    fn normal(&mut self) -> f32 {
-        let sum: f64 = (0..4).map(|_| self.unit() - 0.5).sum();
-        (sum * 3_f64.sqrt()) as f32
-    }
-}
-
-/// Pairs grouped by expert.
-struct Routing {
-    /// `[experts + 1]`.
-    offsets: Vec<usize>,
-    /// Token of each row.
-    tokens: Vec<usize>,
-    /// Row of each pair, `[tokens, top_k]`.
-    rows: Vec<usize>,
-}
-
-fn route(settings: &Settings, random: &mut Random) -> Routing {
-    let mut chosen = vec![vec![]; settings.experts];
-    for token in 0..settings.tokens {
-        let mut keys: Vec<_> = (0..settings.experts)
-            .map(|e| {
-                (
-                    -settings.zipf * ((e + 1) as f64).ln() - (-random.unit().ln()).ln(),
-                    e,
-                )
-            })
-            .collect();
-        keys.sort_by(|a, b| b.0.total_cmp(&a.0));
-        for (slot, (_, e)) in keys[..settings.top_k].iter().enumerate() {
-            chosen[*e].push((token, slot));
-        }
-    }
-    let mut routing = Routing {
-        offsets: vec![0],
-        tokens: vec![],
-        rows: vec![0; settings.tokens * settings.top_k],
-    };
-    for pairs in chosen {
-        for (token, slot) in pairs {
-            routing.rows[token * settings.top_k + slot] = routing.tokens.len();
-            routing.tokens.push(token);
-        }
-        routing.offsets.push(routing.tokens.len());
-    }
-    routing
 }
 
 struct Layer<T> {
@@ -222,7 +155,7 @@ impl<T: FfnElement + std::fmt::Debug> Layer<T> {
         } = *settings;
         let FfnShape { width, hidden, .. } = shape;
         let mut random = Random(1);
-        let routing = route(settings, &mut random);
+        let routing = route([tokens, experts, top_k], settings.zipf, &mut random);
         let rows = routing.tokens.len();
         let zeros = |rows: usize| Array2::from_elem((rows, width), narrow(0.0));
         let mut matrices = |outputs, inputs| {

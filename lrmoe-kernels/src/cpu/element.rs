@@ -4,13 +4,14 @@ use super::{
     isa::Isa,
     kernel::{self, Raw},
 };
+use crate::Element;
 
 /// What weights and rows are stored as: [`f32`], or [`bf16`]. Sums are f32.
 #[expect(
     private_bounds,
     reason = "sealed: only the kernels know what an element must do"
 )]
-pub trait FfnElement: Storage {}
+pub trait FfnElement: Element + Storage {}
 
 impl FfnElement for f32 {}
 impl FfnElement for bf16 {}

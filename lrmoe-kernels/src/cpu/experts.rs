@@ -1,7 +1,7 @@
 use lrmoe_metric::SquaredNorm;
 use ndarray::{ArrayView3, ArrayViewMut3};
 
-use super::{Cpu, Workspace, rows, rows_mut};
+use super::{Cpu, HostBuffer, Workspace, rows, rows_mut};
 use crate::{
     BackwardRows, ComputeExperts, Error, ExpertBuffers, ExpertFfn, FfnShape, Memory, RowBuffers,
     WeightGradients, Weights, experts::Groups,
@@ -15,10 +15,10 @@ impl ComputeExperts for Cpu {
         shape: &FfnShape,
         weights: &ExpertBuffers<Self>,
         offsets: &[usize],
-        x: &Vec<f32>,
+        x: &HostBuffer<f32>,
         scratch: &mut Workspace,
-        out: &mut Vec<f32>,
-        mut h_norms: Option<&mut Vec<SquaredNorm>>,
+        out: &mut HostBuffer<f32>,
+        mut h_norms: Option<&mut HostBuffer<SquaredNorm>>,
     ) -> Result<(), Error> {
         let groups = Groups::new(shape, weights, offsets, x)?;
         let of_rows = [groups.rows(), shape.width];
@@ -34,7 +34,7 @@ impl ComputeExperts for Cpu {
             rows("x", x, of_rows)?,
             scratch,
             rows_mut("out", out, of_rows)?,
-            h_norms.map(Vec::as_mut_slice),
+            h_norms.map(|norms| &mut **norms),
         )
     }
 
@@ -45,8 +45,8 @@ impl ComputeExperts for Cpu {
         offsets: &[usize],
         inputs: &RowBuffers<'_, Self>,
         scratch: &mut Workspace,
-        dx: &mut Vec<f32>,
-        dp: &mut Vec<f32>,
+        dx: &mut HostBuffer<f32>,
+        dp: &mut HostBuffer<f32>,
         gradients: &mut ExpertBuffers<Self>,
         accumulate: &[bool],
     ) -> Result<(), Error> {
@@ -83,7 +83,7 @@ impl ComputeExperts for Cpu {
 
 fn views<'a>(groups: &Groups<'_>, buffers: &'a ExpertBuffers<Cpu>) -> Result<Weights<'a>, Error> {
     let ([inward, outward], instances) = (shapes(groups), groups.instances());
-    let view = |what, values: &'a Vec<f32>, [rows, columns]: [usize; 2]| {
+    let view = |what, values: &'a HostBuffer<f32>, [rows, columns]: [usize; 2]| {
         ArrayView3::from_shape((instances, rows, columns), values)
             .map_err(|_| wrong(what, values.len(), [instances, rows, columns]))
     };
@@ -102,7 +102,7 @@ fn views_mut<'a>(
     buffers: &'a mut ExpertBuffers<Cpu>,
 ) -> Result<WeightGradients<'a>, Error> {
     let ([inward, outward], instances) = (shapes(groups), groups.instances());
-    let view = |what, values: &'a mut Vec<f32>, [rows, columns]: [usize; 2]| {
+    let view = |what, values: &'a mut HostBuffer<f32>, [rows, columns]: [usize; 2]| {
         let got = values.len();
         ArrayViewMut3::from_shape((instances, rows, columns), values)
             .map_err(|_| wrong(what, got, [instances, rows, columns]))

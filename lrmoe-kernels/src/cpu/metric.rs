@@ -1,10 +1,17 @@
 use lrmoe_metric::{
     Draw, Exchange, Method, Pairs, Score, Scores, SquaredNorm, keys_from_scores, score, select,
-    select_keys, squared_norms,
+    select_keys,
 };
+use rayon::prelude::*;
 
-use super::{Cpu, rows};
-use crate::{Error, Kept, KeptKeys, Memory, SelectPairs};
+use super::{
+    Cpu, HostBuffer,
+    isa::{Isa, vectorised},
+};
+use crate::{Error, FfnElement, Kept, KeptKeys, Memory, SelectPairs, error::check_length};
+
+/// About as many elements make a task.
+const TASK_ELEMENTS: usize = 1 << 16;
 
 impl SelectPairs for Cpu {
     type Pairs<'a> = Pairs<'a>;
@@ -14,26 +21,36 @@ impl SelectPairs for Cpu {
         Ok(*pairs)
     }
 
-    fn squared_norms(
+    fn squared_norms<T: FfnElement>(
         &self,
-        values: &Vec<f32>,
-        shape: [usize; 2],
-        norms: &mut Vec<SquaredNorm>,
+        rows: &HostBuffer<T>,
+        [count, width]: [usize; 2],
+        norms: &mut HostBuffer<SquaredNorm>,
     ) -> Result<(), Error> {
-        let rows = rows("rows", values, shape)?;
-        self.resize(norms, shape[0])?;
-        Ok(squared_norms(rows, norms)?)
+        check_length("rows", rows.len(), count.saturating_mul(width))?;
+        self.resize(norms, count)?;
+        if width == 0 {
+            norms.fill(SquaredNorm::default());
+            return Ok(());
+        }
+        let isa = Isa::detect();
+        let task = (TASK_ELEMENTS / width).max(1);
+        norms
+            .par_chunks_mut(task)
+            .zip(rows.par_chunks(task * width))
+            .for_each(|(norms, rows)| norms_of_rows(isa, rows, width, norms));
+        Ok(())
     }
 
     fn score<E: Exchange>(
         &self,
         kind: Score,
         pairs: &Pairs<'_>,
-        dy: Option<&Vec<SquaredNorm>>,
-        h: Option<&Vec<SquaredNorm>>,
+        dy: Option<&HostBuffer<SquaredNorm>>,
+        h: Option<&HostBuffer<SquaredNorm>>,
         exchange: &mut E,
     ) -> Result<Scores, Error> {
-        let [dy, h] = [dy, h].map(|norms| norms.map(Vec::as_slice));
+        let [dy, h] = [dy, h].map(|norms| norms.map(|norms| &**norms));
         Ok(score(kind, pairs, dy, h, exchange)?)
     }
 
@@ -41,21 +58,25 @@ impl SelectPairs for Cpu {
         Ok(scores.clone())
     }
 
-    fn keys_from_scores(&self, pairs: &Pairs<'_>, scores: &Vec<f32>) -> Result<Vec<u32>, Error> {
-        Ok(keys_from_scores(pairs, scores)?)
+    fn keys_from_scores(
+        &self,
+        pairs: &Pairs<'_>,
+        scores: &HostBuffer<f32>,
+    ) -> Result<HostBuffer<u32>, Error> {
+        self.upload(&keys_from_scores(pairs, scores)?)
     }
 
     fn select_keys<E: Exchange>(
         &self,
         pairs: &Pairs<'_>,
-        keys: &Vec<u32>,
+        keys: &HostBuffer<u32>,
         quotas: &[u32],
         exchange: &mut E,
     ) -> Result<KeptKeys<Self>, Error> {
         let kept = select_keys(pairs, keys, quotas, exchange)?;
         Ok(KeptKeys {
-            pairs: kept.pairs,
-            next: kept.next,
+            pairs: self.upload(&kept.pairs)?,
+            next: self.upload(&kept.next)?,
         })
     }
 
@@ -70,8 +91,17 @@ impl SelectPairs for Cpu {
     ) -> Result<Kept<Self>, Error> {
         let kept = select(method, pairs, scores, quotas, draw, exchange)?;
         Ok(Kept {
-            pairs: kept.pairs,
-            weights: kept.weights,
+            pairs: self.upload(&kept.pairs)?,
+            weights: self.upload(&kept.weights)?,
         })
     }
+}
+
+vectorised! {
+/// The squared norm of each of the rows of this width.
+fn norms_of_rows<T: FfnElement>(rows: &[T], width: usize, norms: &mut [SquaredNorm]) {
+    for (row, norm) in rows.chunks_exact(width).zip(norms) {
+        *norm = SquaredNorm::of_widened(row, T::widened);
+    }
+}
 }

@@ -3,6 +3,7 @@
 
 mod backward;
 mod compact;
+mod copy;
 mod element;
 mod experts;
 mod forward;
@@ -26,6 +27,7 @@ use crate::{
     error::check_length, ffn::Experts,
 };
 pub use element::FfnElement;
+pub use memory::HostBuffer;
 pub use workspace::Workspace;
 
 /// Runs on the threads of the rayon pool it is called in.

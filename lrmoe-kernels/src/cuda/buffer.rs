@@ -56,8 +56,14 @@ impl<T: Element> Buffer<T> {
     }
 }
 
-fn bytes_of<T: Element>() -> usize {
-    4 * T::COUNT
+/// Bytes of an element: those of its words, but for bf16, whose words are widened.
+pub(super) fn bytes_of<T: Element>() -> usize {
+    if is_bf16::<T>() { 2 } else { 4 * T::COUNT }
+}
+
+/// Whether elements are the upper halves of words.
+pub(super) fn is_bf16<T: Element>() -> bool {
+    size_of::<T>() == 2
 }
 
 impl Cuda {
@@ -80,6 +86,19 @@ impl Cuda {
             // SAFETY: there are as many bytes.
             at => unsafe { self.shared.driver.clear(at, buffer.bytes()) },
         }
+    }
+
+    /// Copies bytes from buffer to buffer.
+    ///
+    /// # Safety
+    ///
+    /// From both addresses on, buffers of this device have as many bytes, which do not overlap.
+    pub(super) unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), Error> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as promised.
+        unsafe { self.shared.driver.copy(from, to, bytes) }
     }
 
     /// Runs so many blocks of a kernel, if any.
@@ -145,7 +164,13 @@ impl Memory for Cuda {
             0 => Ok(()),
             at => {
                 let words = T::to_words(values);
-                let bytes = bytemuck::cast_slice(&words);
+                let halves: Vec<u16>;
+                let bytes = if is_bf16::<T>() {
+                    halves = words.iter().map(|&word| (word >> 16) as u16).collect();
+                    bytemuck::cast_slice(&halves)
+                } else {
+                    bytemuck::cast_slice(&words)
+                };
                 // SAFETY: the buffer has room for the values.
                 unsafe { self.shared.driver.write(bytes, at) }
             }
@@ -157,10 +182,17 @@ impl Memory for Cuda {
         match self.address(buffer)? {
             0 => Ok(()),
             at => {
-                let mut words = vec![0_u32; buffer.bytes() / 4];
-                let bytes = bytemuck::cast_slice_mut(&mut words);
+                let mut words = vec![0_u32; values.len() * T::COUNT];
+                let all: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+                let bytes = &mut all[..buffer.bytes()];
                 // SAFETY: there are as many bytes.
                 unsafe { self.shared.driver.read(at, bytes) }?;
+                if is_bf16::<T>() {
+                    let halves = bytemuck::cast_slice::<u8, u16>(bytes).to_vec();
+                    for (word, half) in words.iter_mut().zip(halves) {
+                        *word = u32::from(half) << 16;
+                    }
+                }
                 T::take_words(&words, values);
                 Ok(())
             }

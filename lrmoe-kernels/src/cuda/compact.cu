@@ -1,69 +1,90 @@
 // Rows from place to place, and back to their tokens: a warp has a row, or a token.
 
 struct GatherParameters {
-    const u32* rows;
+    const char* rows;
     // Where an output row comes from, [count].
     const u32* index;
-    u32* out;
+    char* out;
     u64 count;
-    // Words of a row.
+    // Bytes of a row.
     u64 width;
 };
 
 struct ScatterParameters {
-    const float* rows;
+    // f32 or bf16.
+    const void* rows;
     // Rows by pair id, [tokens * top_k].
     const u32* table;
     // Of the rows; none: 1.
     const float* weights;
-    float* into;
+    // f32, or of the type of the rows.
+    void* out;
     u64 tokens;
     u64 top_k;
     u64 width;
+};
+
+struct NarrowParameters {
+    const float* values;
+    u16* out;
+    u64 count;
 };
 
 // Stands for no row.
 constexpr u32 NONE = 0xffffffffu;
 
 template <class Piece>
-__device__ __forceinline__ void copy_row(const u32* from, u32* to, u64 pieces, Piece zero) {
+__device__ __forceinline__ void copy_row(const char* from, char* to, u64 bytes, Piece zero) {
     const Piece* source = reinterpret_cast<const Piece*>(from);
     Piece* target = reinterpret_cast<Piece*>(to);
-    for (u64 i = lane(); i < pieces; i += LANES) {
+    for (u64 i = lane(); i < bytes / sizeof(Piece); i += LANES) {
         target[i] = from ? source[i] : zero;
     }
 }
 
-__device__ __forceinline__ void add(float& sum, float value, float weight, bool weighted) {
-    sum = __fadd_rn(sum, weighted ? __fmul_rn(weight, value) : value);
-}
-
-__device__ __forceinline__ void add(float4& sum, float4 value, float weight, bool weighted) {
-    add(sum.x, value.x, weight, weighted);
-    add(sum.y, value.y, weight, weighted);
-    add(sum.z, value.z, weight, weighted);
-    add(sum.w, value.w, weight, weighted);
-}
-
-// Adds the rows of a token's slots in ascending order; without any, its bits stay as they are.
-template <class Piece>
-__device__ __forceinline__ void add_rows(const ScatterParameters& p, u64 token, u64 pieces) {
+// Adds the rows of a token's slots in ascending order to what `out` holds, or to zeros, N elements at a time. Where there are no rows to add to what
+// `out` holds, its bits stay as they are.
+template <bool ADD, u32 N, class T, class Out>
+__device__ __forceinline__ void add_rows(const ScatterParameters& p, u64 token) {
     const u32* slots = p.table + token * p.top_k;
-    Piece* into = reinterpret_cast<Piece*>(p.into + place(token, p.width, 0));
-    for (u64 i = lane(); i < pieces; i += LANES) {
-        Piece sum = into[i];
-        bool any = false;
+    const T* rows = static_cast<const T*>(p.rows);
+    Out* out = static_cast<Out*>(p.out) + place(token, p.width, 0);
+    for (u64 i = N * lane(); i < p.width; i += N * LANES) {
+        float sums[N] = {};
+        if (ADD) {
+            load(out + i, sums);
+        }
+        bool any = !ADD;
         for (u64 slot = 0; slot < p.top_k; slot += 1) {
             const u32 row = slots[slot];
-            if (row != NONE) {
-                const Piece* from = reinterpret_cast<const Piece*>(p.rows + place(row, p.width, 0));
-                add(sum, from[i], p.weights ? p.weights[row] : 1.0f, p.weights != nullptr);
-                any = true;
+            if (row == NONE) {
+                continue;
             }
+            float values[N];
+            load(rows + place(row, p.width, i), values);
+            const float weight = p.weights ? p.weights[row] : 1.0f;
+            #pragma unroll
+            for (u32 j = 0; j < N; j += 1) {
+                sums[j] = __fadd_rn(sums[j], p.weights ? __fmul_rn(weight, values[j]) : values[j]);
+            }
+            any = true;
         }
         if (any) {
-            into[i] = sum;
+            store(out + i, sums);
         }
+    }
+}
+
+template <bool ADD, class T, class Out>
+__device__ __forceinline__ void add_rows(const ScatterParameters& p) {
+    const u64 token = warp_number();
+    if (token >= p.tokens) {
+        return;
+    }
+    if (p.width % PIECE<T> == 0) {
+        add_rows<ADD, PIECE<T>, T, Out>(p, token);
+    } else {
+        add_rows<ADD, 1, T, Out>(p, token);
     }
 }
 
@@ -76,24 +97,44 @@ __global__ void __launch_bounds__(THREADS) gather(const GatherParameters p) {
         return;
     }
     const u32 row = p.index[number];
-    const u32* from = row == NONE ? nullptr : p.rows + place(row, p.width, 0);
-    u32* to = p.out + place(number, p.width, 0);
-    if (in_fours(p.width)) {
-        copy_row(from, to, p.width / 4, make_uint4(0, 0, 0, 0));
-    } else {
+    const char* from = row == NONE ? nullptr : p.rows + place(row, p.width, 0);
+    char* to = p.out + place(number, p.width, 0);
+    if (p.width % 16 == 0) {
+        copy_row(from, to, p.width, make_uint4(0, 0, 0, 0));
+    } else if (p.width % 4 == 0) {
         copy_row(from, to, p.width, 0u);
+    } else {
+        copy_row(from, to, p.width, u16(0));
     }
 }
 
 __global__ void __launch_bounds__(THREADS) scatter_add(const ScatterParameters p) {
-    const u64 token = warp_number();
-    if (token >= p.tokens) {
+    add_rows<true, float, float>(p);
+}
+
+__global__ void __launch_bounds__(THREADS) scatter_add_bf16(const ScatterParameters p) {
+    add_rows<true, u16, float>(p);
+}
+
+__global__ void __launch_bounds__(THREADS) combine(const ScatterParameters p) {
+    add_rows<false, float, float>(p);
+}
+
+__global__ void __launch_bounds__(THREADS) combine_bf16(const ScatterParameters p) {
+    add_rows<false, u16, u16>(p);
+}
+
+// To bf16, eight at a time.
+__global__ void __launch_bounds__(THREADS) narrow(const NarrowParameters p) {
+    const u64 first = 8 * thread_number();
+    if (first + 8 <= p.count) {
+        float values[8];
+        load(p.values + first, values);
+        store(p.out + first, values);
         return;
     }
-    if (in_fours(p.width)) {
-        add_rows<float4>(p, token, p.width / 4);
-    } else {
-        add_rows<float>(p, token, p.width);
+    for (u64 i = first; i < p.count; i += 1) {
+        p.out[i] = u16(narrowed(p.values[i]));
     }
 }
 

@@ -138,6 +138,14 @@ impl Driver for Card {
         copied.and(ended).map_err(failed)
     }
 
+    unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), Error> {
+        const OPERATION: &str = "copying a buffer";
+        self.bind(OPERATION)?;
+        // SAFETY: as promised.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.cu_stream()) };
+        copied.map_err(|error| refused(OPERATION, bytes, error))
+    }
+
     unsafe fn clear(&self, at: u64, bytes: usize) -> Result<(), Error> {
         const OPERATION: &str = "clearing a buffer";
         self.bind(OPERATION)?;

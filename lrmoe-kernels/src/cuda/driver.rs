@@ -24,6 +24,13 @@ pub(super) trait Driver: fmt::Debug + Send + Sync {
     /// From `from` on an allocation of this driver has as many bytes.
     unsafe fn read(&self, from: u64, bytes: &mut [u8]) -> Result<(), Error>;
 
+    /// Copies bytes within memory.
+    ///
+    /// # Safety
+    ///
+    /// From `from` and from `to` on allocations of this driver have as many bytes, which do not overlap.
+    unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), Error>;
+
     /// Fills memory with zeros.
     ///
     /// # Safety

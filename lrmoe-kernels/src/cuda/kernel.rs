@@ -9,6 +9,7 @@ pub(super) const LANES: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kernel {
     SquaredNorms,
+    SquaredNormsBf16,
     ScanFactors,
     SquaredScores,
     MethodKeys,
@@ -23,6 +24,10 @@ pub(super) enum Kernel {
     SelectionWeights,
     Gather,
     ScatterAdd,
+    ScatterAddBf16,
+    Combine,
+    CombineBf16,
+    Narrow,
     Activate,
     Differentiate,
     ScaleRows,
@@ -38,6 +43,7 @@ impl Kernel {
     pub(super) fn entry(self) -> (Source, &'static str) {
         match self {
             Self::SquaredNorms => (Source::Norm, "squared_norms"),
+            Self::SquaredNormsBf16 => (Source::Norm, "squared_norms_bf16"),
             Self::ScanFactors => (Source::Score, "scan_factors"),
             Self::SquaredScores => (Source::Score, "squared_scores"),
             Self::MethodKeys => (Source::Keys, "method_keys"),
@@ -52,6 +58,10 @@ impl Kernel {
             Self::SelectionWeights => (Source::Weights, "selection_weights"),
             Self::Gather => (Source::Compact, "gather"),
             Self::ScatterAdd => (Source::Compact, "scatter_add"),
+            Self::ScatterAddBf16 => (Source::Compact, "scatter_add_bf16"),
+            Self::Combine => (Source::Compact, "combine"),
+            Self::CombineBf16 => (Source::Compact, "combine_bf16"),
+            Self::Narrow => (Source::Compact, "narrow"),
             Self::Activate => (Source::Activation, "activate"),
             Self::Differentiate => (Source::Activation, "differentiate"),
             Self::ScaleRows => (Source::Activation, "scale_rows"),

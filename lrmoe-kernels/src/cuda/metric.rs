@@ -3,7 +3,7 @@ use lrmoe_metric::{
 };
 
 use super::{Buffer, Cuda, score::Factors};
-use crate::{Error, Kept, KeptKeys, Memory, SelectPairs, cuts::settle};
+use crate::{Error, FfnElement, Kept, KeptKeys, Memory, SelectPairs, cuts::settle};
 
 /// The routed pairs of a rank in the memory of the device.
 #[derive(Debug)]
@@ -59,9 +59,9 @@ impl SelectPairs for Cuda {
         })
     }
 
-    fn squared_norms(
+    fn squared_norms<T: FfnElement>(
         &self,
-        rows: &Buffer<f32>,
+        rows: &Buffer<T>,
         shape: [usize; 2],
         norms: &mut Buffer<SquaredNorm>,
     ) -> Result<(), Error> {

@@ -2,18 +2,16 @@ use lrmoe_metric::SquaredNorm;
 
 use super::{
     Buffer, Cuda,
+    buffer::is_bf16,
     kernel::{Kernel, THREADS},
 };
-use crate::{Error, Memory, error::check_length};
-
-/// Threads that have a row.
-const THREADS_OF_ROW: usize = 8;
+use crate::{Error, FfnElement, Memory, error::check_length};
 
 impl Cuda {
     /// Norms of rows of this shape.
-    pub(super) fn norms_of(
+    pub(super) fn norms_of<T: FfnElement>(
         &self,
-        rows: &Buffer<f32>,
+        rows: &Buffer<T>,
         [count, width]: [usize; 2],
         norms: &mut Buffer<SquaredNorm>,
     ) -> Result<(), Error> {
@@ -25,8 +23,13 @@ impl Cuda {
             count as u64,
             width as u64,
         ];
-        let blocks = count.div_ceil(THREADS / THREADS_OF_ROW);
+        let (kernel, threads_of_row) = if is_bf16::<T>() {
+            (Kernel::SquaredNormsBf16, 4)
+        } else {
+            (Kernel::SquaredNorms, 8)
+        };
+        let blocks = count.div_ceil(THREADS / threads_of_row);
         // SAFETY: as in norm.cu; there are that many elements and norms.
-        unsafe { self.launch(Kernel::SquaredNorms, blocks, &parameters) }
+        unsafe { self.launch(kernel, blocks, &parameters) }
     }
 }

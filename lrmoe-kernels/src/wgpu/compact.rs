@@ -2,7 +2,7 @@ use lrmoe_compact::Grouping as HostGrouping;
 
 use super::{Buffer, Wgpu, batch::Batch, buffer::Window, kernel::Kernel};
 use crate::{
-    CompactRows, Element, Error, Memory, PairRows, RowIndex,
+    CompactRows, Element, Error, FfnElement, Memory, PairRows, RowIndex,
     compact::{check_row_numbers, grouping_tables, rows_by_pair},
     error::check_length,
 };
@@ -76,20 +76,103 @@ impl CompactRows for Wgpu {
         self.take("grouped", grouped, shape, &grouping.to_received, received)
     }
 
-    fn scatter_add(
+    fn scatter_add<T: FfnElement>(
         &self,
-        rows: &Buffer<f32>,
+        rows: &Buffer<T>,
         width: usize,
         pairs: &PairRows<Self>,
         weights: Option<&Buffer<f32>>,
         into: &mut Buffer<f32>,
     ) -> Result<(), Error> {
-        check_length("rows", Self::len(rows), pairs.rows.saturating_mul(width))?;
         check_length("into", Self::len(into), pairs.tokens.saturating_mul(width))?;
+        self.add_rows(rows, width, pairs, weights, into, Sums::Added)
+    }
+
+    fn combine<T: FfnElement>(
+        &self,
+        rows: &Buffer<T>,
+        width: usize,
+        pairs: &PairRows<Self>,
+        weights: Option<&Buffer<f32>>,
+        out: &mut Buffer<T>,
+    ) -> Result<(), Error> {
+        self.check_terms(rows, width, pairs, weights)?;
+        self.resize(out, pairs.tokens.saturating_mul(width))?;
+        let narrow = is_narrow::<T>();
+        self.add_rows(rows, width, pairs, weights, out, Sums::Written { narrow })
+    }
+
+    fn narrow<T: FfnElement>(
+        &self,
+        values: &Buffer<f32>,
+        out: &mut Buffer<T>,
+    ) -> Result<(), Error> {
+        let len = Self::len(values);
+        self.resize(out, len)?;
+        let step = self.per_window("a value", 1)?;
+        let mut batch = Batch::new(self);
+        for start in (0..len).step_by(step) {
+            let part = start..len.min(start + step);
+            let (from, to) = (self.window(values, part.clone()), self.window(out, part.clone()));
+            let mut parameters = [0; 12];
+            parameters[0] = part.len() as u32;
+            parameters[7] = if is_narrow::<T>() { NARROW } else { 0 };
+            parameters[8] = from.base;
+            parameters[11] = to.base;
+            let bindings = [(1, from.into()), (3, to.into())];
+            let groups = part.len().div_ceil(THREADS);
+            batch.dispatch(Kernel::Narrow, groups, &parameters, &bindings);
+        }
+        batch.submit()
+    }
+}
+
+/// Whether elements are f32 rounded to bf16.
+fn is_narrow<T: FfnElement>() -> bool {
+    size_of::<T>() < size_of::<f32>()
+}
+
+/// What becomes of sums of rows.
+#[derive(Clone, Copy, Debug)]
+enum Sums {
+    /// Added to what the output holds.
+    Added,
+    /// Written over it, rounded to bf16 or not.
+    Written { narrow: bool },
+}
+
+/// Flags of compact.wgsl.
+const WEIGHTED: u32 = 1;
+const OVERWRITE: u32 = 2;
+const NARROW: u32 = 4;
+
+impl Wgpu {
+    fn check_terms<T: FfnElement>(
+        &self,
+        rows: &Buffer<T>,
+        width: usize,
+        pairs: &PairRows<Self>,
+        weights: Option<&Buffer<f32>>,
+    ) -> Result<(), Error> {
+        check_length("rows", Self::len(rows), pairs.rows.saturating_mul(width))?;
         weights.map_or(Ok(()), |weights| {
             check_length("weights", Self::len(weights), pairs.rows)
-        })?;
-        if width == 0 || pairs.top_k == 0 || pairs.rows == 0 {
+        })
+    }
+
+    /// Adds up rows by token in `to` `[tokens, width]`.
+    fn add_rows<T: FfnElement, S: Element>(
+        &self,
+        rows: &Buffer<T>,
+        width: usize,
+        pairs: &PairRows<Self>,
+        weights: Option<&Buffer<f32>>,
+        to: &Buffer<S>,
+        sums: Sums,
+    ) -> Result<(), Error> {
+        self.check_terms(rows, width, pairs, weights)?;
+        let nothing = pairs.top_k == 0 || pairs.rows == 0;
+        if width == 0 || (nothing && matches!(sums, Sums::Added)) {
             return Ok(());
         }
         let (rows_step, tokens_step) = (
@@ -98,7 +181,7 @@ impl CompactRows for Wgpu {
         );
         // Where rows take several bindings, slot after slot keeps the order of a token's sum.
         let slots_step = if pairs.rows <= rows_step {
-            pairs.top_k
+            pairs.top_k.max(1)
         } else {
             1
         };
@@ -107,41 +190,49 @@ impl CompactRows for Wgpu {
             let tokens = token..pairs.tokens.min(token + tokens_step);
             let table = tokens.start * pairs.top_k..tokens.end * pairs.top_k;
             let table = self.window(&pairs.table, table);
-            let to = self.window(into, tokens.start * width..tokens.end * width);
-            for slot in (0..pairs.top_k).step_by(slots_step) {
-                for row in (0..pairs.rows).step_by(rows_step) {
-                    let taken = row..pairs.rows.min(row + rows_step);
-                    let from = self.window(rows, taken.start * width..taken.end * width);
-                    let of_rows = weights.map_or(Window::NOTHING, |weights| {
-                        self.window(weights, taken.clone())
-                    });
-                    let parameters = [
-                        tokens.len(),
-                        width,
-                        taken.start,
-                        taken.end,
-                        pairs.top_k,
-                        slot,
-                        slot + slots_step,
-                        weights.is_some().into(),
-                    ];
-                    let mut parameters = parameters.map(|number| number as u32).to_vec();
-                    parameters.extend([from.base, table.base, of_rows.base, to.base]);
-                    let windows = [(1, from), (2, table), (3, to), (4, of_rows)];
-                    batch.dispatch(
-                        Kernel::ScatterAdd,
-                        (tokens.len() * width).div_ceil(THREADS),
-                        &parameters,
-                        &windows.map(|(number, window)| (number, window.into())),
-                    );
+            let to = self.window(to, tokens.start * width..tokens.end * width);
+            // Without rows there are still sums to write.
+            let slots = (0..pairs.top_k.max(1)).step_by(slots_step);
+            let parts = slots.flat_map(|slot| {
+                let rows = (0..pairs.rows.max(1)).step_by(rows_step);
+                rows.map(move |row| (slot, row))
+            });
+            let last = parts.clone().last();
+            for (slot, row) in parts {
+                let taken = row..pairs.rows.min(row + rows_step);
+                let from = self.window(rows, taken.start * width..taken.end * width);
+                let of_rows = weights.map_or(Window::NOTHING, |weights| {
+                    self.window(weights, taken.clone())
+                });
+                let mut flags = if weights.is_some() { WEIGHTED } else { 0 };
+                if let Sums::Written { narrow } = sums {
+                    flags |= if (slot, row) == (0, 0) { OVERWRITE } else { 0 };
+                    flags |= if narrow && Some((slot, row)) == last { NARROW } else { 0 };
                 }
+                let parameters = [
+                    tokens.len(),
+                    width,
+                    taken.start,
+                    taken.end,
+                    pairs.top_k,
+                    slot,
+                    pairs.top_k.min(slot + slots_step),
+                    flags as usize,
+                ];
+                let mut parameters = parameters.map(|number| number as u32).to_vec();
+                parameters.extend([from.base, table.base, of_rows.base, to.base]);
+                let windows = [(1, from), (2, table), (3, to), (4, of_rows)];
+                batch.dispatch(
+                    Kernel::ScatterAdd,
+                    (tokens.len() * width).div_ceil(THREADS),
+                    &parameters,
+                    &windows.map(|(number, window)| (number, window.into())),
+                );
             }
         }
         batch.submit()
     }
-}
 
-impl Wgpu {
     /// Copies row `index[i]` of `rows`, of this shape, to row i of `out`; zeros for `u32::MAX`.
     fn take<T: Element>(
         &self,

@@ -13,7 +13,7 @@ struct Params {
     // The slots in this dispatch: from, to.
     slot_start: u32,
     slot_end: u32,
-    weighted: u32,
+    flags: u32,
     input_base: u32,
     index_base: u32,
     weights_base: u32,
@@ -30,6 +30,19 @@ struct Params {
 
 // Stands for no row.
 const NONE: u32 = 0xffffffffu;
+
+// Flags.
+const WEIGHTED: u32 = 1u;
+const OVERWRITE: u32 = 2u;
+const NARROW: u32 = 4u;
+
+// An f32 rounded to bf16, to nearest even, in the upper half of a word.
+fn narrowed(bits: u32) -> u32 {
+    if (bits & 0x7fffffffu) > 0x7f800000u {
+        return (bits & 0xffff0000u) | 0x400000u;
+    }
+    return (bits + 0x7fffu + ((bits >> 16u) & 1u)) & 0xffff0000u;
+}
 
 // x to the bit, but no compiler knows: a sum after it is not contracted with the product before it.
 fn opaque(x: f32) -> f32 {
@@ -59,7 +72,10 @@ fn scatter_add(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocatio
         return;
     }
     let slots = params.index_base + at / params.width * params.top_k;
-    var bits = output[params.output_base + at];
+    var bits = 0u;
+    if (params.flags & OVERWRITE) == 0u {
+        bits = output[params.output_base + at];
+    }
     for (var slot = params.slot_start; slot < params.slot_end; slot += 1u) {
         let row = index[slots + slot];
         if row < params.input_start || row >= params.input_end {
@@ -67,10 +83,26 @@ fn scatter_add(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocatio
         }
         let source = params.input_base + (row - params.input_start) * params.width;
         var value = bitcast<f32>(input[source + at % params.width]);
-        if params.weighted != 0u {
+        if (params.flags & WEIGHTED) != 0u {
             value = opaque(weights[params.weights_base + row - params.input_start] * value);
         }
         bits = bitcast<u32>(bitcast<f32>(bits) + value);
+    }
+    if (params.flags & NARROW) != 0u {
+        bits = narrowed(bits);
+    }
+    output[params.output_base + at] = bits;
+}
+
+@compute @workgroup_size(256)
+fn narrow(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let at = (params.first_group + group.x) * 256u + local;
+    if at >= params.rows {
+        return;
+    }
+    var bits = input[params.input_base + at];
+    if (params.flags & NARROW) != 0u {
+        bits = narrowed(bits);
     }
     output[params.output_base + at] = bits;
 }

@@ -26,6 +26,8 @@ pub(super) enum Kernel {
     SelectionWeights,
     Gather,
     ScatterAdd,
+    /// f32 to bf16.
+    Narrow,
     /// Rows times the transposed weights of their instance.
     Project,
     /// Rows times the weights of their instance.
@@ -82,7 +84,7 @@ const SOURCES: [Source; 8] = [
 type Constants = &'static [(&'static str, f64)];
 
 impl Kernel {
-    const ALL: [Self; 21] = [
+    const ALL: [Self; 22] = [
         Self::SquaredNorms,
         Self::ScanFactors,
         Self::SquaredScores,
@@ -98,6 +100,7 @@ impl Kernel {
         Self::SelectionWeights,
         Self::Gather,
         Self::ScatterAdd,
+        Self::Narrow,
         Self::Project,
         Self::ProjectBack,
         Self::WeightGradients,
@@ -124,6 +127,7 @@ impl Kernel {
             Self::SelectionWeights => ("weights", "selection_weights", &[]),
             Self::Gather => ("compact", "gather", &[]),
             Self::ScatterAdd => ("compact", "scatter_add", &[]),
+            Self::Narrow => ("compact", "narrow", &[]),
             Self::Project => ("product", "rows_by_weights", &[]),
             Self::ProjectBack => ("product", "rows_by_weights", &[("B_ALONG_K", 0.0)]),
             Self::WeightGradients => (

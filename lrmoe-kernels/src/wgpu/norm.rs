@@ -1,7 +1,7 @@
 use lrmoe_metric::SquaredNorm;
 
 use super::{Buffer, Wgpu, batch::Batch, kernel::Kernel};
-use crate::{Error, Memory, error::check_length};
+use crate::{Error, FfnElement, Memory, error::check_length};
 
 /// Rows of a workgroup.
 const ROWS: usize = 8;
@@ -21,10 +21,10 @@ pub(super) fn check_width(what: &'static str, width: usize) -> Result<(), Error>
 }
 
 /// Adds the norms of rows of this shape to the batch; `norms` has room for them.
-pub(super) fn squared_norms<'a>(
+pub(super) fn squared_norms<'a, T: FfnElement>(
     batch: &mut Batch<'a>,
     wgpu: &Wgpu,
-    values: &'a Buffer<f32>,
+    values: &'a Buffer<T>,
     [rows, width]: [usize; 2],
     norms: &'a Buffer<SquaredNorm>,
 ) -> Result<(), Error> {
@@ -45,9 +45,9 @@ pub(super) fn squared_norms<'a>(
 }
 
 impl Wgpu {
-    pub(super) fn norms_of(
+    pub(super) fn norms_of<T: FfnElement>(
         &self,
-        rows: &Buffer<f32>,
+        rows: &Buffer<T>,
         shape: [usize; 2],
         norms: &mut Buffer<SquaredNorm>,
     ) -> Result<(), Error> {

@@ -71,6 +71,7 @@ struct Entry<KERNEL> {
 
 const Kernel KERNELS[] = {
     KERNEL(norm, squared_norms),
+    KERNEL(norm, squared_norms_bf16),
     KERNEL(score, scan_factors),
     KERNEL(score, squared_scores),
     KERNEL(keys, method_keys),
@@ -85,6 +86,10 @@ const Kernel KERNELS[] = {
     KERNEL(weights, selection_weights),
     KERNEL(compact, gather),
     KERNEL(compact, scatter_add),
+    KERNEL(compact, scatter_add_bf16),
+    KERNEL(compact, combine),
+    KERNEL(compact, combine_bf16),
+    KERNEL(compact, narrow),
     KERNEL(activation, activate),
     KERNEL(activation, differentiate),
     KERNEL(activation, scale_rows),

@@ -69,6 +69,12 @@ impl Driver for Emulator {
         Ok(())
     }
 
+    unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), Error> {
+        // SAFETY: as promised.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
     unsafe fn clear(&self, at: u64, bytes: usize) -> Result<(), Error> {
         // SAFETY: as promised.
         unsafe { std::ptr::write_bytes(at as *mut u8, 0, bytes) };

@@ -145,7 +145,7 @@ impl Products {
         let (mut tiles, mut start) = (0, 0);
         let mut table = Vec::new();
         for rows in &self.groups {
-            for number in [tiles, start, start + rows] {
+            for number in [tiles, start, start + rows, 0] {
                 table.extend([number as u32, 0]);
             }
             tiles += rows.div_ceil(128);

@@ -61,7 +61,7 @@ impl ComputeExperts for Cuda {
         let groups = Groups::new(shape, weights, offsets, x)?;
         let rows = groups.rows();
         self.resize(out, rows * shape.width)?;
-        scratch.prepare(self, &groups)?;
+        scratch.prepare(self, &groups, &[])?;
         let scratch = &*scratch;
         let pass = Pass { cuda: self, groups };
         pass.project(weights, x, scratch)?;
@@ -83,9 +83,10 @@ impl ComputeExperts for Cuda {
         dx: &mut Buffer<f32>,
         dp: &mut Buffer<f32>,
         gradients: &mut ExpertBuffers<Self>,
+        accumulate: &[bool],
     ) -> Result<(), Error> {
         let groups = Groups::new(shape, weights, offsets, inputs.x)?;
-        groups.check_backward(inputs, gradients)?;
+        groups.check_backward(inputs, gradients, accumulate)?;
         self.resize(dx, groups.rows() * shape.width)?;
         self.resize(dp, groups.rows())?;
         for matrices in [&mut gradients.up, &mut gradients.down]
@@ -94,7 +95,7 @@ impl ComputeExperts for Cuda {
         {
             self.resize(matrices, groups.matrices())?;
         }
-        scratch.prepare(self, &groups)?;
+        scratch.prepare(self, &groups, accumulate)?;
         self.resize(&mut scratch.dh, groups.rows() * shape.hidden)?;
 
         let (scratch, dx, table) = (&*scratch, &*dx, &scratch.groups);
@@ -124,11 +125,16 @@ impl ComputeExperts for Cuda {
 
 impl Scratch {
     /// Room for pre-activations, and the table of groups.
-    fn prepare(&mut self, cuda: &Cuda, groups: &Groups<'_>) -> Result<(), Error> {
+    fn prepare(
+        &mut self,
+        cuda: &Cuda,
+        groups: &Groups<'_>,
+        accumulate: &[bool],
+    ) -> Result<(), Error> {
         let hidden = groups.rows() * groups.shape.hidden;
         let gated = groups.shape.activation.is_gated();
         cuda.resize(&mut self.gate, if gated { hidden } else { 0 })?;
         cuda.resize(&mut self.up, hidden)?;
-        self.groups.write(cuda, groups)
+        self.groups.write(cuda, groups, accumulate)
     }
 }

@@ -11,7 +11,7 @@ struct ProductParameters {
     u64 m;
     u64 n;
     u64 k;
-    // 1: the results are added to.
+    // 1: the results are added to; for weight gradients, groups say so.
     u64 accumulate;
 };
 
@@ -21,6 +21,8 @@ struct Group {
     // Rows.
     u64 start;
     u64 end;
+    // 1: its weight gradients are added to.
+    u64 accumulate;
 };
 
 constexpr u32 TILE = 64;
@@ -170,7 +172,7 @@ __global__ void __launch_bounds__(THREADS) project_back(const ProductParameters 
     rows_by_matrices<false>(p);
 }
 
-// c[group, m, n] = sum over the group's rows of a[row, m] b[row, n]; zeros where it has none.
+// c[group, m, n] = sum over the group's rows of a[row, m] b[row, n]; or that added. Zeros where it has none.
 __global__ void __launch_bounds__(THREADS) weight_gradients(const ProductParameters p) {
     const u64 across = (p.n + TILE - 1) / TILE;
     const u64 down = (p.m + TILE - 1) / TILE;
@@ -181,7 +183,7 @@ __global__ void __launch_bounds__(THREADS) weight_gradients(const ProductParamet
     const Operand a = {p.a + place(group.start, p.m, row), p.m, min(u64(TILE), p.m - row)};
     const Operand b = {p.b + place(group.start, p.n, column), p.n, min(u64(TILE), p.n - column)};
     float* c = p.c + number * p.m * p.n + place(row, p.n, column);
-    multiply<false, false>(a, b, group.end - group.start, c, p.n, p.accumulate);
+    multiply<false, false>(a, b, group.end - group.start, c, p.n, group.accumulate);
 }
 
 }

@@ -41,19 +41,27 @@ impl<'a> Matrices<'a> {
 /// Which rows are whose, in the memory of the device.
 #[derive(Debug, Default)]
 pub(super) struct GroupTable {
-    /// Per instance three 64-bit numbers, low word first: the tiles of rows before its own, where its rows begin, and where they end.
+    /// Per instance four 64-bit numbers, low word first: the tiles of rows before its own, where its rows begin, where they end, and whether its
+    /// weight gradients are added to.
     table: Buffer<u32>,
     /// Tiles of rows of all instances.
     tiles: usize,
 }
 
 impl GroupTable {
-    pub(super) fn write(&mut self, cuda: &Cuda, groups: &Groups<'_>) -> Result<(), Error> {
+    /// Nothing is added to where `accumulate` is empty.
+    pub(super) fn write(
+        &mut self,
+        cuda: &Cuda,
+        groups: &Groups<'_>,
+        accumulate: &[bool],
+    ) -> Result<(), Error> {
         self.tiles = 0;
-        let mut table = Vec::with_capacity(6 * groups.instances());
+        let mut table = Vec::with_capacity(8 * groups.instances());
         for instance in 0..groups.instances() {
             let rows = groups.rows_of(instance..instance + 1);
-            for number in [self.tiles, rows.start, rows.end] {
+            let add = accumulate.get(instance).is_some_and(|&add| add);
+            for number in [self.tiles, rows.start, rows.end, add.into()] {
                 table.extend([number as u32, (number as u64 >> 32) as u32]);
             }
             self.tiles += rows.len().div_ceil(TILE);
@@ -119,7 +127,7 @@ impl Pass<'_> {
         unsafe { self.multiply(Kernel::ProjectBack, blocks, operands, table, &sizes) }
     }
 
-    /// Per instance the sum over its rows of `left^T right`; zeros where it has none.
+    /// Per instance the sum over its rows of `left^T right`, zeros where it has none; or that added, as the table says.
     pub(super) fn sum_products(
         &self,
         left: &Buffer<f32>,

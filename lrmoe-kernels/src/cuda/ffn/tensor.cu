@@ -12,7 +12,7 @@ struct TensorParameters {
     u64 m;
     u64 n;
     u64 k;
-    // 1: the results are added to.
+    // 1: the results are added to; for weight gradients, groups say so.
     u64 accumulate;
 };
 
@@ -22,6 +22,8 @@ struct Group {
     // Rows.
     u64 start;
     u64 end;
+    // 1: its weight gradients are added to.
+    u64 accumulate;
 };
 
 constexpr u32 TILE = 128;
@@ -137,25 +139,6 @@ __device__ __forceinline__ void add_products(const u32* a, const u32* b, float (
     }
 }
 
-__device__ __forceinline__ float get(const float* from) {
-    return *from;
-}
-
-__device__ __forceinline__ float get(const u16* from) {
-    return __uint_as_float(u32(*from) << 16);
-}
-
-__device__ __forceinline__ void set(float* to, float value) {
-    *to = value;
-}
-
-// Rounded to nearest even; a NaN stays one.
-__device__ __forceinline__ void set(u16* to, float value) {
-    const u32 bits = __float_as_uint(value);
-    const u32 rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    *to = u16((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded);
-}
-
 // What a thread of a warp holds of the results, with their places in the tile.
 template <class Use>
 __device__ __forceinline__ void each_result(float (&sums)[MMA_ROWS][MMA_COLUMNS][4], u32 warp_row, u32 warp_column, Use use) {
@@ -184,7 +167,11 @@ __device__ __forceinline__ void multiply(Operand a, Operand b, u64 k_end, Result
     float sums[MMA_ROWS][MMA_COLUMNS][4];
     each_result(sums, warp_row, warp_column, [&](u32 row, u32 column, float& sum) {
         const bool there = accumulate && row < a.count && column < b.count;
-        sum = there ? get(c + place(row, pitch, column)) : 0.0f;
+        float value[1] = {0.0f};
+        if (there) {
+            load(c + place(row, pitch, column), value);
+        }
+        sum = value[0];
     });
     Brought next_a = bring<A_ALONG_K>(a, 0, k_end);
     Brought next_b = bring<B_ALONG_K>(b, 0, k_end);
@@ -200,7 +187,8 @@ __device__ __forceinline__ void multiply(Operand a, Operand b, u64 k_end, Result
     }
     each_result(sums, warp_row, warp_column, [&](u32 row, u32 column, float& sum) {
         if (row < a.count && column < b.count) {
-            set(c + place(row, pitch, column), sum);
+            const float value[1] = {sum};
+            store(c + place(row, pitch, column), value);
         }
     });
 }
@@ -245,7 +233,7 @@ __global__ void __launch_bounds__(THREADS) project_back_bf16(const TensorParamet
     rows_by_matrices<false>(p);
 }
 
-// c[group, m, n] = sum over the group's rows of a[row, m] b[row, n]; zeros where it has none.
+// c[group, m, n] = sum over the group's rows of a[row, m] b[row, n]; or that added. Zeros where it has none.
 __global__ void __launch_bounds__(THREADS) weight_gradients_bf16(const TensorParameters p) {
     const u64 across = (p.n + TILE - 1) / TILE;
     const u64 down = (p.m + TILE - 1) / TILE;
@@ -256,7 +244,7 @@ __global__ void __launch_bounds__(THREADS) weight_gradients_bf16(const TensorPar
     const Operand a = {p.a + place(group.start, p.m, row), p.m, min(u64(TILE), p.m - row)};
     const Operand b = {p.b + place(group.start, p.n, column), p.n, min(u64(TILE), p.n - column)};
     float* c = static_cast<float*>(p.c) + number * p.m * p.n + place(row, p.n, column);
-    multiply<false, false>(a, b, group.end - group.start, c, p.n, p.accumulate);
+    multiply<false, false>(a, b, group.end - group.start, c, p.n, group.accumulate);
 }
 
 }
