@@ -13,6 +13,7 @@ mod memory;
 mod metric;
 mod pack;
 mod product;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod tile;

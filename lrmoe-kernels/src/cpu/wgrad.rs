@@ -1,25 +1,27 @@
-//! Weight gradients: sums over an instance's rows in row order, straight into where they go.
+//! Weight gradients: sums over an instance's rows in row order, gathered in the first caches and written once.
 
 use std::ops::Range;
 
 use super::{
     element::Storage,
     isa::Isa,
-    kernel::{Ahead, Block, DEPTH, LANES, Start},
-    pack::{Panel, pack, panels, transpose, words},
-    tile::{FEATURES, ROWS, UNIT, cut, share, take},
+    kernel::{Ahead, Block, DEPTH, LANES, Start, VECTOR},
+    pack::{Panel, pack, padded, panels, transpose, words},
+    stream,
+    tile::{ROWS, UNIT, cut, share, take},
     workspace::Buffer,
 };
 use crate::{WeightGradients, ffn::Experts};
 
-/// Output rows of the gate and the up gradient that are one piece of work.
-const INWARD: usize = FEATURES;
-/// Output rows of the down gradient that are one piece of work.
-const OUTWARD: usize = 256;
-/// Output rows of a gradient whose sums stay in the second cache, a multiple of [`UNIT`].
+/// Words of left factors that are one piece of work: they stay in the second cache while one panel of right factors follows another.
+const LEFT_WORDS: usize = 1 << 18;
+/// Words of rows whose terms are added before the next ones are looked at.
+const CHUNK_WORDS: usize = 2 * ROWS;
+/// Words of panels of right factors that are packed at a time: gradients are written in stretches as long as these, as each line that follows
+/// in another page costs a look-up of the page.
+const RIGHT_WORDS: usize = 1 << 17;
+/// Output rows whose sums stay in the first cache with the right factors, a multiple of [`UNIT`].
 const OUTPUTS: usize = 96;
-/// Rows whose terms are added before the next ones are looked at.
-const CHUNK: usize = 2 * ROWS;
 
 /// Rows of all instances, as the backward pass has them in hand.
 #[derive(Debug)]
@@ -66,9 +68,11 @@ pub(super) fn write_gradients<T: Storage>(
         let mut gate = gate
             .as_mut()
             .map(|gate| gate.split_off_mut(..one).expect("as many as of up"));
+        let add = accumulate[instance];
         let of_up = rows.clone();
+        let outputs = outputs_of_piece(experts, instance, experts.pre_activations());
         let inward = up
-            .chunks_mut(INWARD * width)
+            .chunks_mut(outputs * width)
             .enumerate()
             .map(move |(i, up)| {
                 let gate = gate
@@ -77,26 +81,45 @@ pub(super) fn write_gradients<T: Storage>(
                 Piece {
                     rows: of_up.clone(),
                     before,
-                    first: i * INWARD,
-                    add: accumulate[instance],
+                    first: i * outputs,
+                    add,
                     matrices: Matrices::Inward(gate, up),
                 }
             });
+        let outputs = outputs_of_piece(experts, instance, 1);
         let outward = down
-            .chunks_mut(OUTWARD * hidden)
+            .chunks_mut(outputs * hidden)
             .enumerate()
             .map(move |(i, down)| Piece {
                 rows: rows.clone(),
                 before,
-                first: i * OUTWARD,
-                add: accumulate[instance],
+                first: i * outputs,
+                add,
                 matrices: Matrices::Down(down),
             });
         inward.chain(outward)
     });
     share(scratch, pieces, |scratch, piece| {
         write_piece(isa, experts, kept, piece, scratch.words());
+        stream::finish();
     });
+}
+
+/// Output rows that a piece takes of each of so many matrices: as many as possible, since each packs the right factors anew, but with a few
+/// pieces for each thread. Nothing in a result depends on it.
+fn outputs_of_piece<T: Storage>(
+    experts: &Experts<'_, T>,
+    instance: usize,
+    matrices: usize,
+) -> usize {
+    const PIECES_PER_THREAD: usize = 8;
+    let rows = experts.rows_of(instance).len().next_multiple_of(UNIT);
+    let words = words::<T>(rows).clamp(1, CHUNK_WORDS);
+    let (width, hidden) = (experts.shape.width, experts.shape.hidden);
+    let all = (experts.pre_activations() * hidden + width) * experts.instances();
+    let fair = all / (PIECES_PER_THREAD * rayon::current_num_threads());
+    let outputs = fair.min(LEFT_WORDS / words) / matrices;
+    (outputs / UNIT * UNIT).max(UNIT)
 }
 
 /// Some output rows of the matrices of one instance.
@@ -131,24 +154,22 @@ fn write_piece<T: Storage>(
         add,
         mut matrices,
     } = piece;
-    if rows.is_empty() && add {
-        return;
-    }
     if rows.is_empty() {
-        match matrices {
-            Matrices::Inward(gate, up) => gate
-                .into_iter()
-                .chain([up])
-                .for_each(|matrix| matrix.fill(0.0)),
-            Matrices::Down(down) => down.fill(0.0),
+        if !add {
+            match matrices {
+                Matrices::Inward(gate, up) => {
+                    gate.into_iter().chain([up]).for_each(stream::zero);
+                }
+                Matrices::Down(down) => stream::zero(down),
+            }
         }
         return;
     }
     let (width, hidden) = (experts.shape.width, experts.shape.hidden);
     let of_pre = experts.pre_activations() * hidden;
-    let packed = take(&mut scratch, words::<T>(CHUNK) * LANES);
-    let spare = bytemuck::cast_slice_mut(take(&mut scratch, OUTPUTS * LANES));
-    for chunk in cut(0..rows.len(), CHUNK) {
+    let packed = take(&mut scratch, RIGHT_WORDS);
+    let sums = bytemuck::cast_slice_mut(take(&mut scratch, OUTPUTS * LANES));
+    for chunk in cut(0..rows.len(), CHUNK_WORDS * T::PER_WORD) {
         let of_chunk = |features: usize| {
             (rows.start + chunk.start) * features..(rows.start + chunk.end) * features
         };
@@ -171,7 +192,7 @@ fn write_piece<T: Storage>(
                     rows: &kept.x[of_chunk(width)],
                     width,
                 };
-                terms.sum(left, right, gradients.as_mut_slice(), packed, spare);
+                terms.sum(left, right, gradients.as_mut_slice(), packed, sums);
             }
             Matrices::Down(down) => {
                 let outputs = first..first + down.len() / hidden;
@@ -186,7 +207,7 @@ fn write_piece<T: Storage>(
                     right,
                     &mut [Some((0, &mut **down))],
                     packed,
-                    spare,
+                    sums,
                 );
             }
         }
@@ -211,7 +232,7 @@ struct Terms {
     isa: Isa,
     rows: usize,
     height: usize,
-    /// Whether there were rows before.
+    /// Whether the sums go on from what is there.
     add: bool,
 }
 
@@ -233,74 +254,82 @@ impl Terms {
         right: Right<'_, T>,
         gradients: &mut [Option<(usize, &mut [f32])>],
         packed: &mut [u32],
-        spare: &mut [f32],
+        sums: &mut [f32],
     ) {
         let width = right.width;
-        for panel in panels(width) {
-            let packed = &mut packed[..self.depth::<T>(self.rows) * panel.lanes];
-            pack(self.isa, right.rows, width, self.rows, width, panel, packed);
+        let first = gradients.iter().flatten().next();
+        let before = first.map_or(0, |(_, gradient)| stream::before_lines(gradient));
+        let of_panel = self.depth::<T>(self.rows) * LANES;
+        let panels = line_panels(width, before);
+        for group in cut(0..panels.clone().count(), packed.len() / of_panel) {
+            let group = panels.clone().skip(group.start).take(group.len());
+            for (columns, packed) in group.clone().zip(packed.chunks_mut(of_panel)) {
+                let panel = Panel {
+                    start: columns.start,
+                    lanes: padded(columns.len()),
+                };
+                let packed = &mut packed[..of_panel / LANES * panel.lanes];
+                let (rows, end) = (right.rows, columns.end);
+                pack(self.isa, rows, width, self.rows, end, panel, packed);
+            }
             for (first, gradient) in gradients.iter_mut().flatten() {
                 for outputs in cut(0..gradient.len() / width, OUTPUTS) {
-                    let gradient = &mut gradient[outputs.start * width..outputs.end * width];
                     let features = *first + outputs.start..*first + outputs.end;
-                    if panel.start + panel.lanes <= width {
-                        let gradient = &mut gradient[panel.start..];
-                        self.add(&left, features, packed, panel.lanes, gradient, width);
-                    } else {
-                        let spare = &mut spare[..outputs.len() * panel.lanes];
-                        copy_columns(
-                            gradient,
-                            (panel.start, width),
-                            spare,
-                            (0, panel.lanes),
-                            width - panel.start,
-                        );
-                        self.add(&left, features, packed, panel.lanes, spare, panel.lanes);
-                        copy_columns(
-                            spare,
-                            (0, panel.lanes),
-                            gradient,
-                            (panel.start, width),
-                            width - panel.start,
-                        );
+                    let gradient = &mut gradient[outputs.start * width..outputs.end * width];
+                    for (columns, packed) in group.clone().zip(packed.chunks(of_panel)) {
+                        let lanes = padded(columns.len());
+                        let sums = &mut sums[..outputs.len() * lanes];
+                        if self.add {
+                            let rows = gradient.chunks_exact(width);
+                            for (sums, row) in sums.chunks_exact_mut(lanes).zip(rows) {
+                                sums[..columns.len()].copy_from_slice(&row[columns.clone()]);
+                            }
+                        }
+                        self.add(&left, features.clone(), packed, lanes, sums);
+                        let rows = gradient.chunks_exact_mut(width);
+                        for (sums, row) in sums.chunks_exact(lanes).zip(rows) {
+                            stream::copy(&sums[..columns.len()], &mut row[columns.clone()]);
+                        }
                     }
                 }
             }
         }
     }
 
-    /// The terms of some output rows and one panel.
+    /// The terms of some output rows and one panel, to sums `[outputs, lanes]`.
     fn add<T: Storage>(
         self,
         left: &Left<'_, T>,
         features: Range<usize>,
         packed: &[u32],
         lanes: usize,
-        gradient: &mut [f32],
-        stride: usize,
+        sums: &mut [f32],
     ) {
-        let isa = self.isa;
         for tile in cut(0..self.rows, self.height) {
             let height = tile.len().next_multiple_of(UNIT);
             let columns = &left.tiles[tile.start * left.features + features.start * height..];
-            for rows in cut(tile.clone(), DEPTH) {
+            for rows in cut(tile.clone(), DEPTH * T::PER_WORD) {
+                let a = &columns[rows.start - tile.start..];
                 Block {
-                    ahead: Ahead::weights(gradient.as_ptr().wrapping_add(6 * stride), stride),
-                    a: &columns[rows.start - tile.start..],
+                    ahead: Ahead::weights(
+                        a[..].as_ptr().wrapping_add(features.len() * height),
+                        height,
+                    ),
+                    a,
                     a_row: height,
                     m: features.len(),
                     b: &packed[words::<T>(rows.start) * lanes..],
                     lanes,
                     k: self.depth::<T>(rows.len()),
-                    c: &mut *gradient,
-                    c_row: stride,
+                    c: &mut *sums,
+                    c_row: lanes,
                     start: if self.add || rows.start > 0 {
                         Start::Chain
                     } else {
                         Start::Zero
                     },
                 }
-                .multiply(isa);
+                .multiply(self.isa);
             }
         }
     }
@@ -313,49 +342,44 @@ impl Terms {
         outputs: Range<usize>,
         mut scratch: &'a mut [u32],
     ) -> &'a [T] {
-        let paired = take(&mut scratch, words::<T>(ROWS) * OUTWARD);
+        let paired = take(&mut scratch, words::<T>(ROWS) * LANES);
         for tile in cut(0..self.rows, self.height) {
             let height = words::<T>(tile.len().next_multiple_of(UNIT));
-            let panel = Panel {
-                start: outputs.start,
-                lanes: outputs.len(),
-            };
-            let paired = &mut paired[..height * outputs.len()];
             let from = &rows[tile.start * width..];
-            pack(self.isa, from, width, tile.len(), width, panel, paired);
-            let to = &mut scratch[words::<T>(tile.start) * outputs.len()..][..paired.len()];
-            transpose(
-                self.isa,
-                paired,
-                outputs.len(),
-                height,
-                outputs.len(),
-                to,
-                height,
-            );
+            let to = &mut scratch[words::<T>(tile.start) * outputs.len()..];
+            for panel in panels(outputs.len()) {
+                let of_rows = Panel {
+                    start: outputs.start + panel.start,
+                    ..panel
+                };
+                let paired = &mut paired[..height * panel.lanes];
+                pack(
+                    self.isa,
+                    from,
+                    width,
+                    tile.len(),
+                    outputs.end,
+                    of_rows,
+                    paired,
+                );
+                let features = panel.lanes.min(outputs.len() - panel.start);
+                let to = &mut to[panel.start * height..][..features * height];
+                transpose(self.isa, paired, panel.lanes, height, features, to, height);
+            }
         }
         bytemuck::cast_slice(scratch)
     }
 }
 
-/// Copies columns of rows: each side has its first column and the elements from one row to the next.
-fn copy_columns(
-    from: &[f32],
-    (first, stride): (usize, usize),
-    to: &mut [f32],
-    (to_first, to_stride): (usize, usize),
-    columns: usize,
-) {
-    for (from, to) in from
-        .chunks_exact(stride)
-        .zip(to.chunks_exact_mut(to_stride))
-    {
-        to[to_first..to_first + columns].copy_from_slice(&from[first..first + columns]);
-    }
+/// Cuts the columns of gradients into panels that end where cache lines do, given the columns before the first whole line.
+fn line_panels(width: usize, before_lines: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    let absent = (VECTOR - before_lines) % VECTOR;
+    panels(width + absent).map(move |Panel { start, lanes }| {
+        start.saturating_sub(absent)..(start + lanes - absent).min(width)
+    })
 }
 
 /// Words of scratch for each thread.
 pub(super) fn scratch_words<T: Storage>() -> usize {
-    let chunk = words::<T>(CHUNK);
-    chunk * (LANES + OUTWARD) + words::<T>(ROWS) * OUTWARD + OUTPUTS * LANES
+    LEFT_WORDS + RIGHT_WORDS + (OUTPUTS + words::<T>(ROWS)) * LANES
 }

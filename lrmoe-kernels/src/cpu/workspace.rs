@@ -71,7 +71,7 @@ impl fmt::Debug for Workspace {
 /// A cache line, so that vectors never straddle two.
 #[derive(Clone, Copy, Default)]
 #[repr(C, align(64))]
-struct Line([u32; VECTOR]);
+pub(super) struct Line([u32; VECTOR]);
 
 // SAFETY: 16 words fill the alignment, so there is no padding; zeros are valid.
 unsafe impl bytemuck::Zeroable for Line {}
