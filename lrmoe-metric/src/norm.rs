@@ -40,9 +40,9 @@ impl SquaredNorm {
     /// The squared norm of a row of another type, whose elements `widen` takes to f32: exactly, or that of the rounded row.
     #[inline(always)]
     pub fn of_widened<T: Copy>(row: &[T], widen: impl Fn(T) -> f32) -> Self {
-        let largest = row
-            .iter()
-            .fold(0, |largest, &x| (widen(x).to_bits() & MAGNITUDE).max(largest));
+        let largest = row.iter().fold(0, |largest, &x| {
+            (widen(x).to_bits() & MAGNITUDE).max(largest)
+        });
         let scale = largest >> 23;
         let significand = match scale {
             0 => 0.0,

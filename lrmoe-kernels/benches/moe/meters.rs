@@ -10,7 +10,8 @@ pub(super) struct Times {
 }
 
 pub(super) fn timed<R>(work: impl FnOnce() -> R) -> (R, Times) {
-    let (start, cpu) = (Instant::now(), cpu_seconds());
+    let cpu = cpu_seconds();
+    let start = Instant::now();
     let result = work();
     (
         result,

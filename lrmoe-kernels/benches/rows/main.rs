@@ -166,6 +166,14 @@ fn measure<T: FfnElement>(
         let index = Cpu.row_index(&token_of, tokens)?;
         Cpu.gather(&x, width, &index, &mut rows)
     })?;
+    report.time("row index", 4 * count, || {
+        std::hint::black_box(Cpu.row_index(&token_of, tokens)?);
+        Ok::<_, lrmoe_kernels::Error>(())
+    })?;
+    report.time("pair rows", 4 * count, || {
+        std::hint::black_box(Cpu.pair_rows(&pairs, tokens, top_k)?);
+        Ok::<_, lrmoe_kernels::Error>(())
+    })?;
     report.time("compact half", (tokens + kept.len()) * row_bytes, || {
         let index = Cpu.row_index(&tokens_of_kept, tokens)?;
         Cpu.gather(&x, width, &index, &mut half)
@@ -182,10 +190,14 @@ fn measure<T: FfnElement>(
         Cpu.combine(&rows, width, &pairs, Some(&weights), &mut y)
     })?;
     let mut sums = filled(tokens * width, |_| 0.0_f32)?;
-    report.time("scatter add", count * row_bytes + 8 * tokens * width, || {
-        let pairs = Cpu.pair_rows(&pairs, tokens, top_k)?;
-        Cpu.scatter_add(&rows, width, &pairs, Some(&weights), &mut sums)
-    })?;
+    report.time(
+        "scatter add",
+        count * row_bytes + 8 * tokens * width,
+        || {
+            let pairs = Cpu.pair_rows(&pairs, tokens, top_k)?;
+            Cpu.scatter_add(&rows, width, &pairs, Some(&weights), &mut sums)
+        },
+    )?;
 
     let of_expert = |expert: usize| (routing.offsets[expert + 1] - routing.offsets[expert]) as u32;
     let counts = Array2::from_shape_fn((SOURCES, experts), |(source, expert)| {

@@ -129,7 +129,14 @@ impl CompactRows for Cpu {
                     for (place, sums) in into.chunks_exact_mut(width).enumerate() {
                         slots.find(&terms, task * tokens + place);
                         if !slots.of_token.is_empty() {
-                            add_rows(isa, terms.rows, width, &slots.of_token, &slots.of_next, sums);
+                            add_rows(
+                                isa,
+                                terms.rows,
+                                width,
+                                &slots.of_token,
+                                &slots.of_next,
+                                sums,
+                            );
                         }
                     }
                 },
@@ -159,7 +166,14 @@ impl CompactRows for Cpu {
             for (place, out) in out.chunks_exact_mut(width).enumerate() {
                 slots.find(&terms, task * tokens + place);
                 sums.fill(0.0);
-                add_rows(isa, terms.rows, width, &slots.of_token, &slots.of_next, sums);
+                add_rows(
+                    isa,
+                    terms.rows,
+                    width,
+                    &slots.of_token,
+                    &slots.of_next,
+                    sums,
+                );
                 round(isa, sums, rounded);
                 let row = RowCopy {
                     from: rounded.as_ptr().cast(),
@@ -182,7 +196,11 @@ impl CompactRows for Cpu {
         Ok(())
     }
 
-    fn narrow<T: FfnElement>(&self, values: &HostBuffer<f32>, out: &mut HostBuffer<T>) -> Result<(), Error> {
+    fn narrow<T: FfnElement>(
+        &self,
+        values: &HostBuffer<f32>,
+        out: &mut HostBuffer<T>,
+    ) -> Result<(), Error> {
         self.resize(out, values.len())?;
         let isa = Isa::detect();
         out.par_chunks_mut(TASK_VALUES)
@@ -270,7 +288,9 @@ impl Slots {
     fn find<T>(&mut self, terms: &Terms<'_, T>, token: usize) {
         let find = |slots: &mut Vec<Term>, token: usize| {
             slots.clear();
-            let table = terms.table.get(token * terms.top_k..(token + 1) * terms.top_k);
+            let table = terms
+                .table
+                .get(token * terms.top_k..(token + 1) * terms.top_k);
             let rows = table.into_iter().flatten().filter(|&&row| row != NO_ROW);
             slots.extend(rows.map(|&row| {
                 let row = row as usize;

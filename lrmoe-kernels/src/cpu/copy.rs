@@ -91,11 +91,13 @@ unsafe fn stream(rows: &[RowCopy], row_bytes: usize) {
     for (row, start) in rows.iter().zip(&mut starts) {
         *start = row.to.addr().wrapping_neg() % LINE;
         let end = *start + (row_bytes - *start) / LINE * LINE;
-        // SAFETY: these are the ends of the rows.
-        unsafe {
-            row.to.copy_from_nonoverlapping(row.from, *start);
-            let (from, to) = (row.from.add(end), row.to.add(end));
-            to.copy_from_nonoverlapping(from, row_bytes - end);
+        if end - *start < row_bytes {
+            // SAFETY: these are the ends of the rows.
+            unsafe {
+                row.to.copy_from_nonoverlapping(row.from, *start);
+                let (from, to) = (row.from.add(end), row.to.add(end));
+                to.copy_from_nonoverlapping(from, row_bytes - end);
+            }
         }
     }
     let most = row_bytes / LINE;

@@ -28,10 +28,10 @@ struct Allocation {
     capacity: usize,
 }
 
-/// Where buffers begin: at the start of a cache line, so that a row does not share one with others where it takes whole lines.
-const ALIGNMENT: usize = 64;
-/// Allocations from this size on are in huge pages, if the system has them.
-const HUGE_BYTES: usize = 4 << 20;
+/// Bytes of a cache line. A row of whole lines then shares none with others.
+const LINE: usize = 64;
+/// Bytes of a huge page. Buffers of several begin with one.
+const HUGE_PAGE: usize = 2 << 20;
 
 impl<T: Element> HostBuffer<T> {
     /// Makes it hold so many elements, of any content.
@@ -47,7 +47,7 @@ impl<T: Element> HostBuffer<T> {
     }
 
     fn zeroed(len: usize) -> Result<Self, Error> {
-        const LIMIT: usize = isize::MAX as usize - ALIGNMENT;
+        const LIMIT: usize = isize::MAX as usize - HUGE_PAGE;
         let bytes = len.checked_mul(size_of::<T>()).filter(|&b| b <= LIMIT);
         let bytes = bytes.ok_or(Error::TooLarge {
             what: "a buffer",
@@ -57,19 +57,25 @@ impl<T: Element> HostBuffer<T> {
         if bytes == 0 {
             return Ok(Self::default());
         }
+        let is_huge = bytes >= 4 * HUGE_PAGE;
+        let alignment = if is_huge { HUGE_PAGE } else { LINE };
         // Room to align within, as zeroed memory of a large alignment would be written to at once.
-        let layout = Layout::from_size_align(bytes + ALIGNMENT, align_of::<T>());
+        let layout = Layout::from_size_align(bytes + alignment, align_of::<T>());
         let layout = layout.expect("the size is within the limit");
         // SAFETY: the layout's size is not 0.
         let raw = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(Error::OutOfMemory {
             operation: "allocating a buffer",
             bytes: bytes as u64,
         })?;
-        let offset = raw.addr().get().wrapping_neg() % ALIGNMENT;
-        advise_huge_pages(raw.as_ptr(), layout.size());
+        let offset = raw.addr().get().wrapping_neg() % alignment;
+        // SAFETY: the offset is below the alignment, which the layout has room for.
+        let start = unsafe { raw.add(offset) };
+        if is_huge {
+            // SAFETY: as many bytes follow.
+            unsafe { advise_huge_pages(start, bytes) };
+        }
         Ok(Self {
-            // SAFETY: the offset is below the alignment, which the layout has room for.
-            start: unsafe { raw.add(offset) }.cast(),
+            start: start.cast(),
             len,
             allocation: Some(Allocation {
                 raw,
@@ -80,18 +86,21 @@ impl<T: Element> HostBuffer<T> {
     }
 }
 
-/// Asks for huge pages in a range of memory.
+/// Asks for huge pages, where the system has them on demand.
+///
+/// # Safety
+///
+/// So many bytes from the start on, which a page begins with, are of one allocation.
 #[cfg_attr(not(target_os = "linux"), expect(unused_variables))]
-fn advise_huge_pages(start: *mut u8, bytes: usize) {
+unsafe fn advise_huge_pages(start: NonNull<u8>, bytes: usize) {
+    // SAFETY: the advice does not change what is in the pages. It may be refused.
     #[cfg(target_os = "linux")]
-    if bytes >= HUGE_BYTES {
-        const PAGE: usize = 1 << 12;
-        let skipped = start.addr().wrapping_neg() % PAGE;
-        let pages = (bytes - skipped) / PAGE;
-        // SAFETY: whole pages of an allocation; the advice does not change what is in them. It may be refused.
-        unsafe {
-            libc::madvise(start.add(skipped).cast(), pages * PAGE, libc::MADV_HUGEPAGE);
-        }
+    unsafe {
+        libc::madvise(
+            start.as_ptr().cast(),
+            bytes / HUGE_PAGE * HUGE_PAGE,
+            libc::MADV_HUGEPAGE,
+        );
     }
 }
 

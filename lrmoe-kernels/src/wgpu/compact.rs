@@ -113,7 +113,10 @@ impl CompactRows for Wgpu {
         let mut batch = Batch::new(self);
         for start in (0..len).step_by(step) {
             let part = start..len.min(start + step);
-            let (from, to) = (self.window(values, part.clone()), self.window(out, part.clone()));
+            let (from, to) = (
+                self.window(values, part.clone()),
+                self.window(out, part.clone()),
+            );
             let mut parameters = [0; 12];
             parameters[0] = part.len() as u32;
             parameters[7] = if is_narrow::<T>() { NARROW } else { 0 };
@@ -207,7 +210,11 @@ impl Wgpu {
                 let mut flags = if weights.is_some() { WEIGHTED } else { 0 };
                 if let Sums::Written { narrow } = sums {
                     flags |= if (slot, row) == (0, 0) { OVERWRITE } else { 0 };
-                    flags |= if narrow && Some((slot, row)) == last { NARROW } else { 0 };
+                    flags |= if narrow && Some((slot, row)) == last {
+                        NARROW
+                    } else {
+                        0
+                    };
                 }
                 let parameters = [
                     tokens.len(),

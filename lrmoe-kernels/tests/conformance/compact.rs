@@ -1,6 +1,6 @@
 //! Rows from place to place, to the bit, against plain loops.
 
-use lrmoe_kernels::{lrmoe_compact::Grouping, ndarray::Array2};
+use lrmoe_kernels::{FfnElement, half::bf16, lrmoe_compact::Grouping, ndarray::Array2};
 use proptest::{collection::vec, prelude::*, sample::subsequence};
 
 use crate::{
@@ -152,6 +152,62 @@ impl Sum {
             "{self:?}"
         );
     }
+
+    /// The same rows in this type: written over, and added to zeros and rounded after.
+    fn check_combine<T: FfnElement, B: Backend>(
+        &self,
+        backend: &B,
+        narrow: fn(f32) -> T,
+        widen: fn(T) -> f32,
+    ) {
+        let (width, count) = (self.width, self.pairs.len());
+        let mut number = numbers(count as u64 + 1);
+        let mut value = || (number() as f32 / 3e8 - 7.0) * 1.1;
+        let rows: Vec<_> = (0..count * width).map(|_| narrow(value())).collect();
+        let weights: Vec<_> = (0..count).map(|_| value()).collect();
+        let mut sums = vec![0.0; self.tokens * width];
+        for (pair, row) in self.by_pair() {
+            for column in 0..width {
+                let weight = if self.weighted { weights[row] } else { 1.0 };
+                sums[pair / self.top_k * width + column] +=
+                    weight * widen(rows[row * width + column]);
+            }
+        }
+        let expected: Vec<_> = sums.iter().map(|&sum| widen(narrow(sum))).collect();
+
+        let pairs = backend
+            .pair_rows(&self.pairs, self.tokens, self.top_k)
+            .unwrap();
+        let (rows, weights) = (
+            backend.upload(&rows).unwrap(),
+            backend.upload(&weights).unwrap(),
+        );
+        let weights = self.weighted.then_some(&weights);
+        let check = |found: Vec<T>| {
+            let found: Vec<_> = found.into_iter().map(widen).collect();
+            assert_eq!(bits(&found), bits(&expected), "{self:?}");
+        };
+        let mut out = backend.upload(&[narrow(f32::NAN); 9]).unwrap();
+        backend
+            .combine(&rows, width, &pairs, weights, &mut out)
+            .unwrap();
+        check(backend.download(&out).unwrap());
+        let mut into = backend.upload(&vec![0.0; self.tokens * width]).unwrap();
+        backend
+            .scatter_add(&rows, width, &pairs, weights, &mut into)
+            .unwrap();
+        assert_eq!(bits(&backend.download(&into).unwrap()), bits(&sums));
+        backend.narrow(&into, &mut out).unwrap();
+        check(backend.download(&out).unwrap());
+    }
+
+    /// Pairs and their rows in ascending order of pairs.
+    fn by_pair(&self) -> Vec<(usize, usize)> {
+        let pairs = self.pairs.iter().enumerate();
+        let mut pairs: Vec<_> = pairs.map(|(row, &pair)| (pair as usize, row)).collect();
+        pairs.sort_unstable();
+        pairs
+    }
 }
 
 pub(crate) fn adds<B: Backend>(backend: &B) {
@@ -170,6 +226,8 @@ pub(crate) fn adds<B: Backend>(backend: &B) {
     });
     check(60, cases, |sum| {
         sum.check(backend);
+        sum.check_combine(backend, |x| x, |x| x);
+        sum.check_combine(backend, bf16::from_f32, bf16::to_f32);
         Ok(())
     });
     for weighted in [false, true] {
@@ -181,6 +239,64 @@ pub(crate) fn adds<B: Backend>(backend: &B) {
             weighted,
         };
         many.check(backend);
+        many.check_combine(backend, |x| x, |x| x);
+        many.check_combine(backend, bf16::from_f32, bf16::to_f32);
+    }
+}
+
+/// Rows of bf16, all bit patterns among them, gathered, grouped and back; and an f32 next to every one, rounded.
+pub(crate) fn moves_bf16<B: Backend>(backend: &B) {
+    let every: Vec<_> = (0..=u16::MAX).map(bf16::from_bits).collect();
+    let bits = |values: &[bf16]| -> Vec<_> { values.iter().map(|value| value.to_bits()).collect() };
+    let on = backend.upload(&every).unwrap();
+    assert_eq!(bits(&backend.download(&on).unwrap()), bits(&every));
+    for (width, taken) in [(1, 70_000), (64, 3000), (32, 700), (128, 1)] {
+        let rows = every.len() / width;
+        let index: Vec<_> = (0..taken)
+            .map(|i| (i * 7919) as u32 % rows as u32)
+            .collect();
+        let places = backend.row_index(&index, rows).unwrap();
+        let mut out = Default::default();
+        backend.gather(&on, width, &places, &mut out).unwrap();
+        let row = |&index: &u32| &every[index as usize * width..][..width];
+        let expected: Vec<_> = index.iter().flat_map(row).copied().collect();
+        assert_eq!(bits(&backend.download(&out).unwrap()), bits(&expected));
+    }
+    let counts = Array2::from_shape_vec((2, 3), vec![100, 0, 28, 0, 1, 127]).unwrap();
+    let host = Grouping::new(counts.view(), 8).unwrap();
+    let grouping = backend.grouping(&host).unwrap();
+    let (mut there, mut back) = Default::default();
+    backend.group(&grouping, &on, 256, &mut there).unwrap();
+    backend.ungroup(&grouping, &there, 256, &mut back).unwrap();
+    assert_eq!(bits(&backend.download(&back).unwrap()), bits(&every));
+
+    let near = |value: &bf16| {
+        let bits = u32::from(value.to_bits()) << 16;
+        [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits(bits | low))
+    };
+    let values: Vec<_> = every.iter().flat_map(near).collect();
+    let mut narrowed = Default::default();
+    let on = backend.upload(&values).unwrap();
+    backend.narrow::<bf16>(&on, &mut narrowed).unwrap();
+    let expected: Vec<_> = values.iter().map(|&value| bf16::from_f32(value)).collect();
+    assert_eq!(bits(&backend.download(&narrowed).unwrap()), bits(&expected));
+}
+
+/// So much that hosts write it past their caches, in whole and broken lines.
+pub(crate) fn large_rows<B: Backend>(backend: &B) {
+    for width in [512, 515, 33] {
+        let count = 300;
+        let from = rows(count, width);
+        let on = backend.upload(&from).unwrap();
+        let taken = (3 << 20) / width;
+        let index: Vec<_> = (0..taken).map(|i| (i * 7919 % count) as u32).collect();
+        let places = backend.row_index(&index, count).unwrap();
+        let mut out = Default::default();
+        backend.gather(&on, width, &places, &mut out).unwrap();
+        let found = backend.download(&out).unwrap();
+        for (row, &index) in found.chunks_exact(width).zip(&index) {
+            assert_eq!(row, &from[index as usize * width..][..width]);
+        }
     }
 }
 

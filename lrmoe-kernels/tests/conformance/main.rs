@@ -90,6 +90,8 @@ fn trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
         candidate.trial("compact::groups", compact::groups),
         candidate.trial("compact::adds", compact::adds),
         candidate.trial("compact::bits_are_kept", compact::bits_are_kept),
+        candidate.trial("compact::moves_bf16", compact::moves_bf16),
+        candidate.trial("compact::large_rows", compact::large_rows),
         candidate.trial("compact::misuse", compact::misuse),
         candidate.trial("experts::every_activation", experts::every_activation),
         candidate.trial("experts::sizes", experts::sizes),

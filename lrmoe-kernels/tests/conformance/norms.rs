@@ -1,13 +1,26 @@
 //! Squared norms, to the bit, against the definition.
 
-use lrmoe_kernels::SquaredNorm;
+use lrmoe_kernels::{FfnElement, SquaredNorm, half::bf16};
 use proptest::{collection::vec, prelude::*};
 
 use crate::{Backend, random::check};
 
+/// In f32, and rounded to bf16.
 fn check_rows<B: Backend>(backend: &B, values: &[f32], width: usize) -> Result<(), TestCaseError> {
+    check_rows_of(backend, values, values, width)?;
+    let rounded: Vec<_> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+    let widened: Vec<_> = rounded.iter().map(|x| x.to_f32()).collect();
+    check_rows_of(backend, &rounded, &widened, width)
+}
+
+fn check_rows_of<T: FfnElement, B: Backend>(
+    backend: &B,
+    stored: &[T],
+    values: &[f32],
+    width: usize,
+) -> Result<(), TestCaseError> {
     let rows = values.len().checked_div(width).unwrap_or(3);
-    let buffer = backend.upload(values).unwrap();
+    let buffer = backend.upload(stored).unwrap();
     let nan = SquaredNorm {
         significand: f32::NAN,
         scale: 7,
