@@ -49,9 +49,10 @@ impl Cuda {
     /// [`Error::NoDevice`] without NVRTC or if that does not compile for the card; [`Error::DeviceLost`].
     pub fn from_stream(stream: Arc<CudaStream>) -> Result<Self, Error> {
         find_nvrtc()?;
-        let capability = stream.context().compute_capability();
-        let capability = capability.map_err(|error| refused("asking for the card", 0, error))?;
+        let failed = |error| refused("asking for the card", 0, error);
+        let capability = stream.context().compute_capability().map_err(failed)?;
         Ok(Self::with_driver(Box::new(Card {
+            name: stream.context().name().map_err(failed)?,
             architecture: architecture_for(capability)?,
             stream,
             modules: Mutex::default(),
@@ -62,8 +63,9 @@ impl Cuda {
 
 /// A stream of a card, and what was compiled for it.
 struct Card {
-    stream: Arc<CudaStream>,
+    name: String,
     architecture: String,
+    stream: Arc<CudaStream>,
     modules: Mutex<HashMap<Source, Arc<CudaModule>>>,
     functions: Mutex<HashMap<Kernel, CudaFunction>>,
 }
@@ -187,10 +189,9 @@ impl Parameters {
 
 impl fmt::Debug for Card {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let context = self.stream.context();
         f.debug_struct("Card")
-            .field("name", &context.name().unwrap_or_default())
-            .field("ordinal", &context.ordinal())
+            .field("name", &self.name)
+            .field("ordinal", &self.stream.context().ordinal())
             .field("architecture", &self.architecture)
             .finish_non_exhaustive()
     }
