@@ -24,6 +24,7 @@ mod floor;
 #[expect(dead_code, reason = "what the other bench needs of it")]
 mod meters;
 #[path = "../moe/routing.rs"]
+#[expect(dead_code, reason = "what the other bench needs of it")]
 mod routing;
 
 use std::error::Error;
