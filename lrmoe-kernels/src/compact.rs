@@ -18,12 +18,26 @@ pub trait CompactRows: Memory {
     ///
     /// [`Error::Compact`] for a number that is not below `rows`; those of [`Memory::resize`].
     fn row_index(&self, index: &[u32], rows: usize) -> Result<RowIndex<Self>, Error> {
+        let mut new = RowIndex::default();
+        self.row_index_into(index, rows, &mut new)?;
+        Ok(new)
+    }
+
+    /// As [`row_index`](Self::row_index), in the memory of an earlier one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`row_index`](Self::row_index).
+    fn row_index_into(
+        &self,
+        index: &[u32],
+        rows: usize,
+        into: &mut RowIndex<Self>,
+    ) -> Result<(), Error> {
         check_index(index, rows)?;
-        Ok(RowIndex {
-            index: self.upload(index)?,
-            order: Self::Buffer::default(),
-            rows,
-        })
+        self.write(index, &mut into.index)?;
+        into.rows = rows;
+        Ok(())
     }
 
     /// Takes up the pairs that rows are of, row by row: distinct, of `tokens` tokens with `top_k` slots.
@@ -36,7 +50,28 @@ pub trait CompactRows: Memory {
         pairs: &[u32],
         tokens: usize,
         top_k: usize,
-    ) -> Result<PairRows<Self>, Error>;
+    ) -> Result<PairRows<Self>, Error> {
+        let mut new = PairRows::default();
+        self.pair_rows_into(pairs, [tokens, top_k], &mut new)?;
+        Ok(new)
+    }
+
+    /// As [`pair_rows`](Self::pair_rows), of `[tokens, top_k]`, in the memory of an earlier one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`pair_rows`](Self::pair_rows).
+    fn pair_rows_into(
+        &self,
+        pairs: &[u32],
+        [tokens, top_k]: [usize; 2],
+        into: &mut PairRows<Self>,
+    ) -> Result<(), Error> {
+        rows_by_pair(pairs, tokens, top_k, &mut into.list)?;
+        self.write(&into.list, &mut into.table)?;
+        (into.rows, into.tokens, into.top_k) = (pairs.len(), tokens, top_k);
+        Ok(())
+    }
 
     /// Takes up a grouping.
     ///
@@ -139,11 +174,35 @@ pub struct RowIndex<B: Memory + ?Sized> {
 /// The pairs that rows are of, from [`CompactRows::pair_rows`].
 #[derive(Debug)]
 pub struct PairRows<B: Memory + ?Sized> {
+    /// The table as the host makes it.
+    list: Vec<u32>,
     /// Row of every pair, [`NO_ROW`] where there is none, `[tokens * top_k]`.
     pub(crate) table: B::Buffer<u32>,
     pub(crate) rows: usize,
     pub(crate) tokens: usize,
     pub(crate) top_k: usize,
+}
+
+impl<B: Memory + ?Sized> Default for RowIndex<B> {
+    fn default() -> Self {
+        Self {
+            index: Default::default(),
+            order: Default::default(),
+            rows: 0,
+        }
+    }
+}
+
+impl<B: Memory + ?Sized> Default for PairRows<B> {
+    fn default() -> Self {
+        Self {
+            list: Vec::new(),
+            table: Default::default(),
+            rows: 0,
+            tokens: 0,
+            top_k: 0,
+        }
+    }
 }
 
 /// Stands for no row.
@@ -192,17 +251,19 @@ pub(crate) fn check_row_numbers(rows: usize) -> Result<(), Error> {
     })
 }
 
-/// Rows by pair id (`[tokens * top_k]`), [`NO_ROW`] where there is none.
-pub(crate) fn rows_by_pair(
+/// Makes `rows` the rows by pair id (`[tokens * top_k]`), [`NO_ROW`] where there is none.
+fn rows_by_pair(
     pairs: &[u32],
     tokens: usize,
     top_k: usize,
-) -> Result<Vec<u32>, CompactError> {
+    rows: &mut Vec<u32>,
+) -> Result<(), CompactError> {
     let slots = tokens
         .checked_mul(top_k)
         .filter(|&slots| u32::try_from(slots).is_ok())
         .ok_or(CompactError::TooManyPairs { tokens, top_k })?;
-    let mut rows = vec![NO_ROW; slots];
+    rows.clear();
+    rows.resize(slots, NO_ROW);
     for (row, &pair) in pairs.iter().enumerate() {
         match rows.get_mut(pair as usize) {
             Some(found) if *found == NO_ROW => *found = row as u32,
@@ -223,5 +284,5 @@ pub(crate) fn rows_by_pair(
             }
         }
     }
-    Ok(rows)
+    Ok(())
 }

@@ -39,6 +39,9 @@ pub trait ComputeExperts: Memory {
     /// Memory that calls reuse; its content means nothing.
     type Scratch: Default + fmt::Debug + Send;
 
+    /// Bytes that it holds.
+    fn scratch_bytes(scratch: &Self::Scratch) -> usize;
+
     /// Writes the experts' outputs, without gate weights, to `out` `[rows, D]`, and the squared norm of the down projection's input of each
     /// row to `h_norms` `[rows]` where asked for.
     ///

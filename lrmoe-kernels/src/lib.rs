@@ -85,7 +85,7 @@ pub mod wgpu;
 
 pub use activation::Activation;
 pub use compact::{CompactRows, PairRows, RowIndex};
-pub use cpu::{Cpu, FfnElement, HostBuffer, Workspace};
+pub use cpu::{Cpu, FfnElement, HostBuffer, InstructionSets, Workspace};
 #[cfg(any(feature = "cuda", feature = "cuda-emu"))]
 pub use cuda::Cuda;
 pub use error::Error;

@@ -106,6 +106,31 @@ pub trait Memory: fmt::Debug {
     /// [`Error::Shape`] if `values` has another length; [`Error::OutOfMemory`], [`Error::DeviceLost`].
     fn read<T: Element>(&self, buffer: &Self::Buffer<T>, values: &mut [T]) -> Result<(), Error>;
 
+    /// Makes `buffer` hold `len` zeros.
+    ///
+    /// # Errors
+    ///
+    /// As for [`resize`](Self::resize).
+    fn zero<T: Element>(&self, buffer: &mut Self::Buffer<T>, len: usize) -> Result<(), Error>;
+
+    /// Copies all elements of `from` into `to`, from its element `at` on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] if `to` ends before them; [`Error::OutOfMemory`], [`Error::DeviceLost`].
+    fn copy<T: Element>(
+        &self,
+        from: &Self::Buffer<T>,
+        to: &mut Self::Buffer<T>,
+        at: usize,
+    ) -> Result<(), Error>;
+
+    /// The elements, where they are in the host's memory, so that nobody copies what he can borrow.
+    fn host<T: Element>(buffer: &Self::Buffer<T>) -> Option<&[T]>;
+
+    /// As [`host`](Self::host), to write to.
+    fn host_mut<T: Element>(buffer: &mut Self::Buffer<T>) -> Option<&mut [T]>;
+
     /// A new buffer with these elements.
     ///
     /// # Errors
@@ -127,4 +152,16 @@ pub trait Memory: fmt::Debug {
         self.read(buffer, &mut values)?;
         Ok(values)
     }
+}
+
+/// Checks that `len` elements from `at` on end within `within`.
+pub(crate) fn check_room(len: usize, at: usize, within: usize) -> Result<(), Error> {
+    if at.checked_add(len).is_some_and(|end| end <= within) {
+        return Ok(());
+    }
+    Err(Error::Shape {
+        what: "to",
+        got: vec![within],
+        expected: vec![at.saturating_add(len)],
+    })
 }

@@ -1,4 +1,4 @@
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use lrmoe_metric::{Draw, Exchange, Method, Pairs, Score, Scores, SquaredNorm};
 
@@ -46,12 +46,12 @@ pub trait SelectPairs: Memory {
         exchange: &mut E,
     ) -> Result<Self::Scores, Error>;
 
-    /// A copy of the scores on the host, for a [profile](lrmoe_metric::Profile).
+    /// The scores on the host, for a [profile](lrmoe_metric::Profile).
     ///
     /// # Errors
     ///
     /// Those of [`Memory::read`].
-    fn host_scores(&self, scores: &Self::Scores) -> Result<Scores, Error>;
+    fn host_scores<'a>(&self, scores: &'a Self::Scores) -> Result<Cow<'a, Scores>, Error>;
 
     /// Keys of a caller's scores `[tokens * top_k]`; see [`lrmoe_metric::keys_from_scores`].
     ///

@@ -126,15 +126,32 @@ fn shortest(mut work: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
     Ok(best)
 }
 
-/// Memory of the machine.
-fn memory_bytes() -> Result<u64, Error> {
+/// Memory of this machine.
+///
+/// # Errors
+///
+/// An unreadable `/proc/meminfo`.
+pub fn memory_bytes() -> Result<u64, Error> {
+    memory("MemTotal:")
+}
+
+/// Memory of this machine that programs can still have.
+///
+/// # Errors
+///
+/// An unreadable `/proc/meminfo`.
+pub fn available_bytes() -> Result<u64, Error> {
+    memory("MemAvailable:")
+}
+
+fn memory(key: &str) -> Result<u64, Error> {
     const PATH: &str = "/proc/meminfo";
     let unreadable = |source| Error::Io {
         path: PATH.into(),
         source,
     };
     let text = std::fs::read_to_string(PATH).map_err(unreadable)?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let line = text.lines().find_map(|line| line.strip_prefix(key));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     let kib = kib.ok_or_else(|| unreadable(std::io::ErrorKind::InvalidData.into()))?;
     Ok(kib << 10)

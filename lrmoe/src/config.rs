@@ -4,6 +4,7 @@
 //! `None`. [`TrainOptions::resolve`] makes a [`TrainConfig`] of it, which is complete and consistent.
 
 mod contender;
+mod device;
 mod error;
 mod options;
 
@@ -17,6 +18,7 @@ use crate::model::ModelConfig;
 use crate::policy::{Policy, Selecting};
 
 pub use contender::{Contender, ContenderName, PolicyName};
+pub use device::Device;
 pub use error::ConfigError;
 pub use options::TrainOptions;
 
@@ -39,6 +41,8 @@ pub struct TrainConfig {
     pub policy: Policy,
     /// Policies to run one after another and compare; empty for a single run of `policy`.
     pub compare: Vec<Contender>,
+    /// Where the MoE layers compute.
+    pub device: Device,
     /// Ranks, each a thread.
     pub ranks: usize,
     /// Ranks that share a node.
@@ -47,7 +51,7 @@ pub struct TrainConfig {
     pub threads: Option<usize>,
     /// Expert slots of each rank.
     pub slots: u32,
-    /// Rows of a forward chunk.
+    /// Rows of a chunk.
     pub chunk_rows: u64,
     /// Memory budget of a rank for experts and token buffers, in bytes.
     pub budget_bytes: Option<u64>,
@@ -138,6 +142,7 @@ impl TrainOptions {
             activation: self.activation.unwrap_or(Activation::SwiGlu),
             policy: self.policy(self.policy.unwrap_or(PolicyName::Lrmoe), None)?,
             compare: self.contenders()?,
+            device: self.device.unwrap_or_default().built()?,
             record_trace: self.record_trace()?,
             ranks_per_node: within("ranks-per-node", per_node, 1..=MOST_THREADS)?,
             threads: threads.transpose()?,

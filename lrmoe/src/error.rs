@@ -23,7 +23,10 @@ pub enum Error {
     Compact(#[from] lrmoe_compact::Error),
     /// From the expert kernels.
     #[error(transparent)]
-    Kernels(#[from] lrmoe_kernels::Error),
+    Kernels(lrmoe_kernels::Error),
+    /// No device, or one that cannot be used.
+    #[error("{0}; `lrmoe doctor` says what this machine has and what would install a driver")]
+    Device(lrmoe_kernels::Error),
     /// From a collective.
     #[error(transparent)]
     Comm(#[from] lrmoe_comm::Error),
@@ -45,6 +48,9 @@ pub enum Error {
     /// From a replay.
     #[error(transparent)]
     Replay(Box<ReplayError>),
+    /// From a benchmark.
+    #[error(transparent)]
+    Bench(#[from] crate::bench::BenchError),
     /// A per-rank setting of another length than the number of ranks.
     #[error("{what} has {len} entries for {ranks} ranks")]
     PerRank {
@@ -108,6 +114,26 @@ pub enum Error {
         /// Shape given.
         dy: (usize, usize),
         /// Shape of x.
+        expected: (usize, usize),
+    },
+    /// Rows of the backward pass that are not as many as the forward pass took.
+    #[error("{what} has {len} numbers, not those of {tokens} tokens of width {width}")]
+    BackwardRows {
+        /// Which rows.
+        what: &'static str,
+        /// Numbers given.
+        len: usize,
+        /// Tokens of the forward pass.
+        tokens: usize,
+        /// Width of the layer.
+        width: usize,
+    },
+    /// Room for the router's gradient that has another shape than the gate weights.
+    #[error("the router's gradient is {dp:?} but the gate weights were {expected:?}")]
+    RouterGradientShape {
+        /// Shape given.
+        dp: (usize, usize),
+        /// Shape of the gate weights.
         expected: (usize, usize),
     },
     /// Backward or update without a training forward pass before it.
@@ -221,6 +247,17 @@ impl Error {
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }
+    }
+}
+
+/// What the stages refuse is the same on every backend.
+impl From<lrmoe_kernels::Error> for Error {
+    fn from(error: lrmoe_kernels::Error) -> Self {
+        match error {
+            lrmoe_kernels::Error::Metric(error) => Self::Metric(error),
+            lrmoe_kernels::Error::Compact(error) => Self::Compact(error),
+            other => Self::Kernels(other),
+        }
     }
 }
 

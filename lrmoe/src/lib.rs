@@ -1,6 +1,6 @@
 //! Mixture-of-Experts training whose backward work is planned: the stages of the `lrmoe-*` crates composed into a layer, and a trainer.
 //!
-//! [`MoeLayer`](layer::MoeLayer) is one MoE layer on one rank, over any communicator. Its forward pass computes every routed pair
+//! [`MoeLayer`](layer::MoeLayer) is one MoE layer on one rank, over any communicator and any backend of `lrmoe_kernels`. Its forward pass computes every routed pair
 //! and plans how many pairs of each expert run backward; its backward pass scores the pairs, selects within the
 //! quotas, routes what is retained over the replicas of the experts and runs only that.
 //!
@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `forward` | x `[tokens, width]`, expert ids and gate weights `[tokens, top_k]` | y `[tokens, width]` |
 //! | `backward` | dL/dy `[tokens, width]` | dL/dx `[tokens, width]`, dL/dp `[tokens, top_k]` |
+//! | `forward_rows`, `backward_rows` | the same in buffers of the backend, x twice | the same, into the caller's buffers |
 //! | `reduce_gradients` | | sum of squares of this rank's shard |
 //! | `update` | learning rate | the weights of the next placement |
 //!
@@ -15,6 +16,7 @@
 //!
 //! The language model in [`model`] and the loop in [`train`] show how a trainer takes the layer up: the dense part is candle's, the layer is a
 //! custom op. [`trace`] reads and writes routing traces, [`replay`] says what they would have cost under other placement policies.
+//! [`bench`](mod@bench) times the layer.
 //!
 //! ```
 //! use lrmoe::layer::{ExpertParameters, LayerConfig, MoeLayer};
@@ -51,6 +53,7 @@
 //! ```
 
 pub mod adamw;
+pub mod bench;
 pub mod calibrate;
 pub mod config;
 pub mod error;

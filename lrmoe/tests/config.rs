@@ -3,7 +3,7 @@
 use std::fs;
 
 use clap::Parser;
-use lrmoe::config::{ConfigError, TrainConfig, TrainOptions};
+use lrmoe::config::{ConfigError, Device, TrainConfig, TrainOptions};
 use lrmoe::policy::{Policy, Selecting};
 use lrmoe_metric::{Method, Score};
 use lrmoe_plan::{ClusterSpec, QuotaPolicy};
@@ -135,6 +135,25 @@ fn every_option_works_in_both_places() {
             .unwrap()
             .overwrite
     );
+}
+
+#[test]
+fn devices_are_known_and_built_or_refused() {
+    assert_eq!(resolve("").unwrap().device, Device::Cpu);
+    assert_eq!(resolve("--device cpu").unwrap().device, Device::Cpu);
+    let unknown = parse("--device cuda").unwrap_err().to_string();
+    assert!(unknown.contains("must be cpu or wgpu"), "{unknown}");
+    for wgpu in [
+        resolve("--device wgpu"),
+        resolve_file("text = ['a']\ndevice = 'wgpu'", ""),
+    ] {
+        if cfg!(feature = "wgpu") {
+            assert_eq!(wgpu.unwrap().device, Device::Wgpu);
+        } else {
+            let error = wgpu.unwrap_err().to_string();
+            assert!(error.contains("--features wgpu"), "{error}");
+        }
+    }
 }
 
 /// Like [`resolve`], with the text first only where the line has none.
@@ -420,7 +439,8 @@ fn the_help_names_every_option_and_default() {
         "--compare",
         "--target-loss",
     ];
-    let options = OPTIONS.len() + 2;
+    // --config, --device and --overwrite are not among them; --resume has no default either.
+    let options = OPTIONS.len() + 3;
     assert_eq!(
         help.matches("[default: ").count(),
         options - undefaulted.len()

@@ -9,7 +9,7 @@ use super::{
     isa::{Isa, vectorised},
     kernel::LANES,
     pack::{columns_to_rows, padded, rows_to_columns, rows_to_panels, words},
-    product::{Left, PACKED_WORDS, Right, Target, output_blocks, rows_times_weights},
+    product::{Left, PACKED_WORDS, rows_times_weights},
     tile::{Columns, FEATURES, ROWS, UNIT, blocks, cut, share, take, tile_rows, tiles},
     wgrad::{self, Kept, write_gradients},
 };
@@ -105,10 +105,12 @@ struct Scratch<'a> {
     /// Pre-activations, later their gradients: columns `[F, height]`.
     gate: &'a mut [f32],
     up: &'a mut [f32],
-    /// x in panels, then rows of dy, then rows of the pre-activations' gradients.
+    /// x in panels, then rows of dy.
     wide: &'a mut [u32],
-    /// Products of rows: `b` `[height, F]`, then dx in parts.
-    rows: &'a mut [f32],
+    /// Rows of the pre-activations' gradients.
+    pre: &'a mut [u32],
+    /// Rows of b, then of dx, [`FEATURES`] columns at a time.
+    sums: &'a mut [f32],
     /// A block of columns of b, and of h.
     b: &'a mut [f32],
     h: &'a mut [f32],
@@ -117,19 +119,16 @@ struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
-    fn sizes<T: Storage>(experts: &Experts<'_, T>, height: usize) -> [usize; 7] {
+    fn sizes<T: Storage>(experts: &Experts<'_, T>, height: usize) -> [usize; 8] {
         let (width, hidden) = (experts.shape.width, experts.shape.hidden);
-        let wide = padded(words::<T>(width) * height)
-            .max(Left::<T>::words(height, width, 1))
-            .max(Left::<T>::words(height, hidden, experts.pre_activations()));
-        let outputs = output_blocks(width).map(|range| padded(range.len())).max();
-        let rows = height * padded(hidden).max(outputs.unwrap_or(0));
+        let x = padded(words::<T>(width) * height);
         let block = FEATURES * LANES;
         [
             hidden * height,
             hidden * height,
-            wide,
-            rows,
+            x.max(Left::<T>::words(height, width, 1)),
+            Left::<T>::words(height, hidden, experts.pre_activations()),
+            FEATURES * height.next_multiple_of(UNIT),
             block,
             block,
             PACKED_WORDS,
@@ -141,14 +140,15 @@ impl<'a> Scratch<'a> {
     }
 
     fn cut<T: Storage>(mut words: &'a mut [u32], experts: &Experts<'_, T>, height: usize) -> Self {
-        let [gate, up, wide, rows, b, h, packed] =
+        let [gate, up, wide, pre, sums, b, h, packed] =
             Self::sizes(experts, height).map(|length| take(&mut words, length));
         let floats = bytemuck::cast_slice_mut;
         Self {
             gate: floats(gate),
             up: floats(up),
             wide,
-            rows: floats(rows),
+            pre,
+            sums: floats(sums),
             b: floats(b),
             h: floats(h),
             packed,
@@ -168,51 +168,61 @@ fn backward_tile<T: Storage>(
 
     let mut dy = Left::<T>::take(scratch.wide, isa, rows, width, 1);
     dy.copy(tile.dy, width);
-    let b = Target {
-        rows: scratch.rows,
-        stride: padded(hidden),
-    };
+    let mut pre = Left::<T>::take(scratch.pre, isa, rows, hidden, experts.pre_activations());
+    let mut of_rows = [0.0; ROWS];
     let down = experts.down(tile.instance);
-    for outputs in output_blocks(hidden) {
-        let to = Target {
-            rows: &mut b.rows[outputs.start..],
-            ..b
-        };
-        rows_times_weights(
-            isa,
-            &dy,
-            0,
-            Right {
-                weights: down,
-                width: hidden,
-                outputs,
-            },
-            scratch.packed,
-            to,
-            false,
-        );
-    }
-
-    let mut left = Left::<T>::take(scratch.wide, isa, rows, hidden, experts.pre_activations());
-    let mut sums = [0.0; ROWS];
-    for block in blocks(hidden, rows) {
-        let columns = Piece {
-            gate: &mut scratch.gate[block.place.clone()],
-            up: &mut scratch.up[block.place.clone()],
-            b: &mut scratch.b[..block.place.len()],
-            h: &mut scratch.h[..block.place.len()],
-        };
-        let from = &b.rows[block.panel.start * b.stride + block.features.start..];
-        let count = (rows - block.panel.start).min(block.panel.lanes);
-        rows_to_columns::<f32>(isa, from, b.stride, count, block.panel.lanes, columns.b);
-        differentiate(
-            isa, experts, &mut tile, &block, columns, &mut left, &mut sums,
-        );
-    }
-    for (dp, sum) in tile.dp.iter_mut().zip(sums) {
+    let (packed, sums) = (&mut *scratch.packed, &mut *scratch.sums);
+    rows_times_weights(
+        isa,
+        &dy,
+        &[down],
+        hidden,
+        packed,
+        sums,
+        |features, b, stride| {
+            for block in blocks(features, rows) {
+                let columns = Piece {
+                    gate: &mut scratch.gate[block.place.clone()],
+                    up: &mut scratch.up[block.place.clone()],
+                    b: &mut scratch.b[..block.place.len()],
+                    h: &mut scratch.h[..block.place.len()],
+                };
+                let count = (rows - block.panel.start).min(block.panel.lanes);
+                let b = &b[block.panel.start * stride..];
+                rows_to_columns::<f32>(isa, b, stride, count, block.panel.lanes, columns.b);
+                differentiate(
+                    isa,
+                    experts,
+                    &mut tile,
+                    &block,
+                    columns,
+                    &mut pre,
+                    &mut of_rows,
+                );
+            }
+        },
+    );
+    for (dp, sum) in tile.dp.iter_mut().zip(of_rows) {
         *dp = sum as f32;
     }
-    input_gradients(isa, experts, &mut tile, &left, scratch.rows, scratch.packed);
+
+    // dx = W_gate^T dgate + W_up^T dup
+    let up = experts.up(tile.instance);
+    let matrices = experts
+        .gate(tile.instance)
+        .map_or([up; 2], |gate| [gate, up]);
+    let matrices = &matrices[2 - experts.pre_activations()..];
+    rows_times_weights(
+        isa,
+        &pre,
+        matrices,
+        width,
+        packed,
+        sums,
+        |columns, sums, stride| {
+            narrow_rows(isa, sums, stride, tile.dx, width, columns);
+        },
+    );
 }
 
 /// Pre-activations, from x or as the forward pass left them.
@@ -245,7 +255,7 @@ fn recompute<T: Storage>(
         place,
         features,
         panel,
-    } in blocks(hidden, rows)
+    } in cut(0..hidden, FEATURES).flat_map(|features| blocks(features, rows))
     {
         let stash = &stash[panel.start * stride..];
         let count = (rows - panel.start).min(panel.lanes);
@@ -318,35 +328,6 @@ fn differentiate<T: Storage>(
         let kept = rows.next_multiple_of(UNIT);
         let pre = &mut tile.pre[(part * hidden + first) * kept..];
         keep_columns(isa, columns, lanes, &w, pre, kept, from);
-    }
-}
-
-/// dx = W_gate^T dgate + W_up^T dup.
-fn input_gradients<T: Storage>(
-    isa: Isa,
-    experts: &Experts<'_, T>,
-    tile: &mut Tile<'_, T>,
-    left: &Left<'_, T>,
-    result: &mut [f32],
-    packed: &mut [u32],
-) {
-    let width = experts.shape.width;
-    for outputs in output_blocks(width) {
-        let stride = padded(outputs.len());
-        let matrices = [experts.gate(tile.instance), Some(experts.up(tile.instance))];
-        for (part, weights) in matrices.into_iter().flatten().enumerate() {
-            let right = Right {
-                weights,
-                width,
-                outputs: outputs.clone(),
-            };
-            let to = Target {
-                rows: result,
-                stride,
-            };
-            rows_times_weights(isa, left, part * left.part, right, packed, to, part > 0);
-        }
-        narrow_rows(isa, result, stride, tile.dx, width, outputs);
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     CompactRows, Element, Error, FfnElement, Memory, PairRows, RowIndex,
-    compact::{NO_ROW, check_index, grouping_tables, rows_by_pair},
+    compact::{NO_ROW, check_index, grouping_tables},
     error::check_length,
 };
 
@@ -31,27 +31,17 @@ pub struct Grouping {
 impl CompactRows for Cpu {
     type Grouping = Grouping;
 
-    fn row_index(&self, index: &[u32], rows: usize) -> Result<RowIndex<Self>, Error> {
-        check_index(index, rows)?;
-        Ok(RowIndex {
-            index: self.upload(index)?,
-            order: self.upload(&by_source(index, rows))?,
-            rows,
-        })
-    }
-
-    fn pair_rows(
+    fn row_index_into(
         &self,
-        pairs: &[u32],
-        tokens: usize,
-        top_k: usize,
-    ) -> Result<PairRows<Self>, Error> {
-        Ok(PairRows {
-            table: self.upload(&rows_by_pair(pairs, tokens, top_k)?)?,
-            rows: pairs.len(),
-            tokens,
-            top_k,
-        })
+        index: &[u32],
+        rows: usize,
+        into: &mut RowIndex<Self>,
+    ) -> Result<(), Error> {
+        check_index(index, rows)?;
+        self.write(index, &mut into.index)?;
+        self.write(&by_source(index, rows), &mut into.order)?;
+        into.rows = rows;
+        Ok(())
     }
 
     fn grouping(&self, grouping: &HostGrouping) -> Result<Grouping, Error> {

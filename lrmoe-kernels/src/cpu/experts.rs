@@ -10,6 +10,10 @@ use crate::{
 impl ComputeExperts for Cpu {
     type Scratch = Workspace;
 
+    fn scratch_bytes(scratch: &Workspace) -> usize {
+        scratch.bytes()
+    }
+
     fn forward(
         &self,
         shape: &FfnShape,

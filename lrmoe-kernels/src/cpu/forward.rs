@@ -102,7 +102,7 @@ fn forward_tile<T: Storage>(
             scratch,
             (gate, up),
         );
-        for block in blocks(range.len(), rows) {
+        for block in blocks(0..range.len(), rows) {
             let first = range.start;
             let (panel, lanes) = (block.panel, block.panel.lanes);
             let (gate, up) = (&mut gate[block.place.clone()], &mut up[block.place]);
@@ -150,7 +150,7 @@ fn forward_tile<T: Storage>(
             outputs: range.clone(),
         };
         weights_times_columns(isa, &mut [(down, &mut *y)], h, rows, scratch);
-        for block in blocks(range.len(), rows) {
+        for block in blocks(0..range.len(), rows) {
             let (from, lanes) = (block.panel.start, block.panel.lanes);
             let out = &mut tile.out[from * width + range.start..];
             columns_to_rows(

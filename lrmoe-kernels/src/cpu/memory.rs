@@ -6,8 +6,13 @@ use std::{
     slice,
 };
 
+use rayon::prelude::*;
+
 use super::Cpu;
-use crate::{Element, Error, Memory, error::check_length};
+use crate::{Element, Error, Memory, error::check_length, memory::check_room};
+
+/// Elements that one task copies or fills.
+const TASK: usize = 1 << 16;
 
 /// Elements in the host's memory, the first at the start of a cache line; a slice of them in all but its memory.
 ///
@@ -36,14 +41,18 @@ const HUGE_PAGE: usize = 2 << 20;
 impl<T: Element> HostBuffer<T> {
     /// Makes it hold so many elements, of any content.
     fn resize(&mut self, len: usize) -> Result<(), Error> {
-        let capacity = self.allocation.as_ref().map_or(0, |a| a.capacity);
-        if len > capacity {
+        if len > self.capacity() {
             // The old memory goes first: its elements are not kept.
             *self = Self::default();
             *self = Self::zeroed(len)?;
         }
         self.len = len;
         Ok(())
+    }
+
+    /// Elements that there is room for.
+    fn capacity(&self) -> usize {
+        self.allocation.as_ref().map_or(0, |a| a.capacity)
     }
 
     fn zeroed(len: usize) -> Result<Self, Error> {
@@ -171,5 +180,40 @@ impl Memory for Cpu {
         check_length("values", values.len(), buffer.len)?;
         values.copy_from_slice(buffer);
         Ok(())
+    }
+
+    fn zero<T: Element>(&self, buffer: &mut HostBuffer<T>, len: usize) -> Result<(), Error> {
+        if buffer.capacity() < len {
+            *buffer = HostBuffer::default();
+            *buffer = HostBuffer::zeroed(len)?;
+            return Ok(());
+        }
+        buffer.resize(len)?;
+        buffer
+            .par_chunks_mut(TASK)
+            .for_each(|part| part.fill(T::default()));
+        Ok(())
+    }
+
+    fn copy<T: Element>(
+        &self,
+        from: &HostBuffer<T>,
+        to: &mut HostBuffer<T>,
+        at: usize,
+    ) -> Result<(), Error> {
+        check_room(from.len, at, to.len)?;
+        to[at..][..from.len]
+            .par_chunks_mut(TASK)
+            .zip(from.par_chunks(TASK))
+            .for_each(|(to, from)| to.copy_from_slice(from));
+        Ok(())
+    }
+
+    fn host<T: Element>(buffer: &HostBuffer<T>) -> Option<&[T]> {
+        Some(buffer)
+    }
+
+    fn host_mut<T: Element>(buffer: &mut HostBuffer<T>) -> Option<&mut [T]> {
+        Some(buffer)
     }
 }

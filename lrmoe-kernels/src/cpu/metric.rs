@@ -1,3 +1,5 @@
+use std::borrow::Cow;
+
 use lrmoe_metric::{
     Draw, Exchange, Method, Pairs, Score, Scores, SquaredNorm, keys_from_scores, score, select,
     select_keys,
@@ -54,8 +56,8 @@ impl SelectPairs for Cpu {
         Ok(score(kind, pairs, dy, h, exchange)?)
     }
 
-    fn host_scores(&self, scores: &Scores) -> Result<Scores, Error> {
-        Ok(scores.clone())
+    fn host_scores<'a>(&self, scores: &'a Scores) -> Result<Cow<'a, Scores>, Error> {
+        Ok(Cow::Borrowed(scores))
     }
 
     fn keys_from_scores(

@@ -35,6 +35,26 @@ pub use workspace::Workspace;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cpu;
 
+/// Names of the instruction sets that kernels run on: `portable`, `avx2`, `avx512`, `avx512-bf16` or `amx-bf16`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InstructionSets {
+    /// With f32 weights and rows.
+    pub f32: &'static str,
+    /// With bf16 weights and rows of sizes that are multiples of 32.
+    pub bf16: &'static str,
+}
+
+impl Cpu {
+    /// What kernels run on here.
+    pub fn instruction_sets() -> InstructionSets {
+        let best = isa::Isa::detect();
+        InstructionSets {
+            f32: best.min(isa::Isa::Avx512).name(),
+            bf16: best.name(),
+        }
+    }
+}
+
 impl<T: FfnElement> ExpertFfn<T> for Cpu {
     fn forward(
         &self,

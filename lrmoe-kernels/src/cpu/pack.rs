@@ -57,52 +57,90 @@ pub(super) fn pack<T: Storage>(from: &[T], stride: usize, rows: usize, columns: 
     let row = |r: usize| &from[r * stride + panel.start..][..width];
     let full = words::<T>(rows);
         for (i, to) in to.chunks_exact_mut(panel.lanes).enumerate() {
-            if i >= full {
-                to.fill(0);
-                continue;
-            }
-            let (to, rest) = to.split_at_mut(width);
-            rest.fill(0);
-            let low = row(i * T::PER_WORD);
-            if T::PER_WORD == 1 {
-                for (to, &x) in to.iter_mut().zip(low) {
-                    *to = x.bits();
-                }
-            } else if 2 * i + 1 < rows {
-                for ((to, &x), &y) in to.iter_mut().zip(low).zip(row(2 * i + 1)) {
-                    *to = x.bits() | y.bits() << 16;
-                }
-            } else {
-                for (to, &x) in to.iter_mut().zip(low) {
-                    *to = x.bits();
-                }
-            }
+        if i >= full {
+            to.fill(0);
+            continue;
         }
+        let (to, rest) = to.split_at_mut(width);
+        rest.fill(0);
+        each(row(i * T::PER_WORD), to, |x, to| *to = x.bits());
+        if T::PER_WORD == 2 && 2 * i + 1 < rows {
+            each(row(2 * i + 1), to, |x, to| *to |= x.bits() << 16);
+        }
+    }
 }
+}
+
+/// Does `work` for the elements of both slices, up to the end of the shorter one.
+///
+/// Whole vectors take a path without a call: left to itself the compiler makes copies of any length of them, which are slow at this one.
+#[inline(always)]
+fn each<A: Copy, B>(from: &[A], to: &mut [B], work: impl Fn(A, &mut B)) {
+    for (from, to) in from.chunks(VECTOR).zip(to.chunks_mut(VECTOR)) {
+        let whole = (
+            <&[A; VECTOR]>::try_from(from),
+            <&mut [B; VECTOR]>::try_from(&mut *to),
+        );
+        if let (Ok(from), Ok(to)) = whole {
+            for (&from, to) in from.iter().zip(to) {
+                work(from, to);
+            }
+        } else {
+            each_of_part(from, to, &work);
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn each_of_part<A: Copy, B>(from: &[A], to: &mut [B], work: &impl Fn(A, &mut B)) {
+    for (&from, to) in from.iter().zip(to) {
+        work(from, to);
+    }
 }
 
 type Square = [[u32; VECTOR]; VECTOR];
 
+/// Transposes by interleaving rows that are half the height apart, as often as a row has halves: shuffles of two vectors each.
 #[inline(always)]
-fn transposed(square: &Square) -> Square {
-    array::from_fn(|i| array::from_fn(|j| square[j][i]))
+fn transpose_square(square: &mut Square) {
+    let mut other = [[0; VECTOR]; VECTOR];
+    interleave(square, &mut other);
+    interleave(&other, square);
+    interleave(square, &mut other);
+    interleave(&other, square);
+}
+
+#[inline(always)]
+fn interleave(from: &Square, to: &mut Square) {
+    const HALF: usize = VECTOR / 2;
+    for i in 0..HALF {
+        let (a, b) = (&from[i], &from[HALF + i]);
+        for j in 0..HALF {
+            to[2 * i][2 * j] = a[j];
+            to[2 * i][2 * j + 1] = b[j];
+            to[2 * i + 1][2 * j] = a[HALF + j];
+            to[2 * i + 1][2 * j + 1] = b[HALF + j];
+        }
+    }
 }
 
 vectorised! {
 /// Writes `[rows, columns]` words (`stride` apart) as `[columns, rows]` (`to_stride` apart).
 pub(super) fn transpose(from: &[u32], stride: usize, rows: usize, columns: usize, to: &mut [u32], to_stride: usize) {
-        for r in (0..rows).step_by(VECTOR) {
-            for c in (0..columns).step_by(VECTOR) {
-                let (height, width) = (VECTOR.min(rows - r), VECTOR.min(columns - c));
-                let mut square = [[0; VECTOR]; VECTOR];
-                for (i, square) in square[..height].iter_mut().enumerate() {
-                    square[..width].copy_from_slice(&from[(r + i) * stride + c..][..width]);
-                }
-                for (j, row) in transposed(&square)[..width].iter().enumerate() {
-                    to[(c + j) * to_stride + r..][..height].copy_from_slice(&row[..height]);
-                }
+    for r in (0..rows).step_by(VECTOR) {
+        for c in (0..columns).step_by(VECTOR) {
+            let (height, width) = (VECTOR.min(rows - r), VECTOR.min(columns - c));
+            let mut square = [[0; VECTOR]; VECTOR];
+            for (i, square) in square[..height].iter_mut().enumerate() {
+                each(&from[(r + i) * stride + c..][..width], square, |x, to| *to = x);
+            }
+            transpose_square(&mut square);
+            for (j, row) in square[..width].iter().enumerate() {
+                each(row, &mut to[(c + j) * to_stride + r..][..height], |x, to| *to = x);
             }
         }
+    }
 }
 }
 
@@ -119,7 +157,7 @@ pub(super) fn rows_to_panels<T: Storage>(rows: &[T], features: usize, to: &mut [
                 };
                 for w in (0..words).step_by(VECTOR) {
                     let width = VECTOR.min(words - w);
-                    let square = array::from_fn(|i| {
+                    let mut square: Square = array::from_fn(|i| {
                         let row = row(i);
                         let from = w * T::PER_WORD;
                         match row.get(from..from + VECTOR * T::PER_WORD) {
@@ -127,7 +165,8 @@ pub(super) fn rows_to_panels<T: Storage>(rows: &[T], features: usize, to: &mut [
                             None => array::from_fn(|j| word(row, w + j)),
                         }
                     });
-                    for (j, row) in transposed(&square)[..width].iter().enumerate() {
+                    transpose_square(&mut square);
+                    for (j, row) in square[..width].iter().enumerate() {
                         to[(w + j) * panel.lanes + lane..][..VECTOR].copy_from_slice(row);
                     }
                 }
@@ -148,12 +187,10 @@ pub(super) fn columns_to_rows<T: Storage>(columns: &[f32], lanes: usize, count: 
                     let column = &columns[(f + i) * lanes + lane..][..VECTOR];
                     *square = array::from_fn(|j| column[j].to_bits());
                 }
-                let square = transposed(&square);
+                transpose_square(&mut square);
                 for (i, row) in square[..VECTOR.min(count - lane)].iter().enumerate() {
                     let to = &mut to[(lane + i) * stride + f..][..width];
-                    for (to, &bits) in to.iter_mut().zip(row) {
-                        *to = T::narrowed(f32::from_bits(bits));
-                    }
+                    each(row, to, |bits, to| *to = T::narrowed(f32::from_bits(bits)));
                 }
             }
         }
@@ -170,15 +207,12 @@ pub(super) fn rows_to_columns<T: Storage>(rows: &[T], stride: usize, count: usiz
                 let mut square = [[0; VECTOR]; VECTOR];
                 for (i, square) in square.iter_mut().enumerate().take(count.saturating_sub(lane)) {
                     let row = &rows[(lane + i) * stride + f..][..width];
-                    for (square, &x) in square.iter_mut().zip(row) {
-                        *square = x.widened().to_bits();
-                    }
+                    each(row, square, |x, to| *to = x.widened().to_bits());
                 }
-                for (i, column) in transposed(&square)[..width].iter().enumerate() {
+                transpose_square(&mut square);
+                for (i, column) in square[..width].iter().enumerate() {
                     let to = &mut to[(f + i) * lanes + lane..][..VECTOR];
-                    for (to, &bits) in to.iter_mut().zip(column) {
-                        *to = f32::from_bits(bits);
-                    }
+                    each(column, to, |bits, to| *to = f32::from_bits(bits));
                 }
             }
         }

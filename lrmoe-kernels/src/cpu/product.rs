@@ -5,16 +5,27 @@ use std::ops::Range;
 use super::{
     element::Storage,
     isa::Isa,
-    kernel::{Ahead, Block, DEPTH, LANES, Start, VECTOR},
+    kernel::{Ahead, Block, Start, VECTOR},
     pack::{Panel, pack, padded, panels, words},
-    tile::{UNIT, cut},
+    tile::{FEATURES, UNIT, cut},
 };
 
-/// Panels of weights that are packed at a time, so that they stay in the second cache.
-const WEIGHT_PANELS: usize = 8;
-
+/// Most words of k that sums stay in registers for. That much of 256 rows, and as much of [`FEATURES`] columns, fit into the second cache.
+const DEPTH: usize = 512;
 /// Words of scratch for weights that are moved: by rows in [`weights_times_columns`], by columns in [`rows_times_weights`].
-pub(super) const PACKED_WORDS: usize = WEIGHT_PANELS * LANES * DEPTH;
+pub(super) const PACKED_WORDS: usize = FEATURES * DEPTH;
+
+/// Rows of a left factor, which stay near while the panels of the right one pass; whole steps of every kernel.
+const fn group<T: Storage>() -> usize {
+    if T::PER_WORD == 1 { 24 } else { 96 }
+}
+
+/// Cuts `words` words of k into nearly equal parts of whole lines.
+fn depths(words: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    let count = words.div_ceil(DEPTH);
+    let depth = padded(words.div_ceil(count.max(1))).max(1);
+    cut(0..words, depth)
+}
 
 /// `W x`, for output features `outputs` (at most [`FEATURES`]) of one or more matrices and x in panels of `rows` rows: for each panel
 /// `[outputs, lanes]`.
@@ -29,41 +40,34 @@ pub(super) fn weights_times_columns<T: Storage>(
         return;
     };
     let words = words::<T>(width);
-    for k in cut(0..words, DEPTH) {
+    for k in depths(words) {
         let taken = k.start * T::PER_WORD..width.min(k.end * T::PER_WORD);
-        for panel in panels(rows) {
-            for (
-                Right {
-                    weights, outputs, ..
-                },
-                columns,
-            ) in &mut *matrices
-            {
-                let m = outputs.len();
-                let block = &weights[outputs.start * width..outputs.end * width];
-                let next = if taken.end < width {
-                    outputs.start * width + taken.end
-                } else {
-                    outputs.end * width
-                };
+        for (right, columns) in &mut *matrices {
+            let all = right.outputs.len();
+            for group in cut(0..all, group::<T>()) {
+                let from = (right.outputs.start + group.start) * width;
+                let weights = &right.weights[from..][..group.len() * width];
                 let (a, a_row) = if width.is_multiple_of(T::PER_WORD) {
-                    (&block[taken.start..], width)
+                    (&weights[taken.start..], width)
                 } else {
-                    whole_words(block, width, taken.clone(), packed)
+                    whole_words(weights, width, taken.clone(), packed)
                 };
-                Block {
-                    a,
-                    a_row,
-                    m,
-                    b: &x[panel.start * words + k.start * panel.lanes..],
-                    lanes: panel.lanes,
-                    k: k.len(),
-                    c: &mut columns[panel.start * m..][..panel.lanes * m],
-                    c_row: panel.lanes,
-                    start: if k.start > 0 { Start::Add } else { Start::Zero },
-                    ahead: Ahead::weights(weights.as_ptr().wrapping_add(next), width),
+                for panel in panels(rows) {
+                    let columns = &mut columns[panel.start * all..][..panel.lanes * all];
+                    Block {
+                        a,
+                        a_row,
+                        m: group.len(),
+                        b: &x[panel.start * words + k.start * panel.lanes..],
+                        lanes: panel.lanes,
+                        k: k.len(),
+                        c: &mut columns[group.start * panel.lanes..],
+                        c_row: panel.lanes,
+                        start: if k.start > 0 { Start::Add } else { Start::Zero },
+                        ahead: None,
+                    }
+                    .multiply(isa);
                 }
-                .multiply(isa);
             }
         }
     }
@@ -156,12 +160,7 @@ impl<'a, T: Storage> Left<'a, T> {
     }
 }
 
-/// Columns of a product with weights `[inputs, outputs]` that are computed together.
-pub(super) fn output_blocks(outputs: usize) -> impl Iterator<Item = Range<usize>> {
-    cut(0..outputs, WEIGHT_PANELS * LANES)
-}
-
-/// One block of weights: the columns `outputs` of `[k, width]`, or the rows `outputs` of `[outputs, width]`.
+/// The rows `outputs` of weights `[outputs, width]`.
 #[derive(Clone, Debug)]
 pub(super) struct Right<'a, T> {
     pub(super) weights: &'a [T],
@@ -169,72 +168,124 @@ pub(super) struct Right<'a, T> {
     pub(super) outputs: Range<usize>,
 }
 
-/// Where a product goes: rows `stride` apart.
-#[derive(Debug)]
-pub(super) struct Target<'a> {
-    pub(super) rows: &'a mut [f32],
-    pub(super) stride: usize,
+/// A block of weights `[inputs, outputs]` as the right factor.
+struct Step<'a, T> {
+    weights: &'a [T],
+    /// Where the left factor's part for these weights begins.
+    from: usize,
+    outputs: Range<usize>,
+    /// Words.
+    k: Range<usize>,
+    /// Whether others of the same outputs came before.
+    add: bool,
 }
 
-/// The part of the rows that begins at element `from`, times the weights, to `to`, or added to it.
+/// Rows times weights `[inputs, width]`, summed over the parts of the rows and a matrix for each. Gives `[height, stride]` to `take` for each of
+/// [`FEATURES`] columns, with the stride.
 pub(super) fn rows_times_weights<T: Storage>(
     isa: Isa,
     left: &Left<'_, T>,
-    from: usize,
-    right: Right<'_, T>,
+    matrices: &[&[T]],
+    width: usize,
     packed: &mut [u32],
-    to: Target<'_>,
-    add: bool,
+    sums: &mut [f32],
+    mut take: impl FnMut(Range<usize>, &[f32], usize),
 ) {
-    let Right {
-        weights,
-        width,
-        outputs,
-    } = right;
-    let inputs = weights.len() / width;
-    for k in cut(0..words::<T>(inputs), DEPTH) {
-        let rows = k.start * T::PER_WORD..inputs.min(k.end * T::PER_WORD);
-        for panel in panels(outputs.len()) {
-            let of_weights = Panel {
-                start: outputs.start + panel.start,
-                ..panel
-            };
-            let weights = &weights[rows.start * width..];
-            let packed = &mut packed[panel.start * k.len()..][..panel.lanes * k.len()];
-            pack(
-                isa,
-                weights,
-                width,
-                rows.len(),
-                outputs.end,
-                of_weights,
-                packed,
-            );
+    let steps = cut(0..width, FEATURES).flat_map(|outputs| {
+        matrices
+            .iter()
+            .enumerate()
+            .flat_map(move |(part, weights)| {
+                let outputs = outputs.clone();
+                depths(words::<T>(weights.len() / width)).map(move |k| Step {
+                    weights,
+                    from: part * left.part,
+                    outputs: outputs.clone(),
+                    add: part > 0 || k.start > 0,
+                    k,
+                })
+            })
+    });
+    let mut steps = steps.peekable();
+    while let Some(step) = steps.next() {
+        let next = steps.peek();
+        multiply_step(isa, left, &step, next, width, packed, sums);
+        if next.is_none_or(|next| !next.add) {
+            let stride = padded(step.outputs.len());
+            take(step.outputs, &sums[..left.height * stride], stride);
         }
+    }
+}
+
+/// Also fetches the weights of the next step.
+fn multiply_step<T: Storage>(
+    isa: Isa,
+    left: &Left<'_, T>,
+    step: &Step<'_, T>,
+    next: Option<&Step<'_, T>>,
+    width: usize,
+    packed: &mut [u32],
+    sums: &mut [f32],
+) {
+    let Step {
+        weights,
+        outputs,
+        k,
+        ..
+    } = step;
+    let inputs = weights.len() / width;
+    let of_k = k.start * T::PER_WORD..inputs.min(k.end * T::PER_WORD);
+    for panel in panels(outputs.len()) {
+        let packed = &mut packed[panel.start * k.len()..][..panel.lanes * k.len()];
+        let of_weights = Panel {
+            start: outputs.start + panel.start,
+            ..panel
+        };
+        let weights = &weights[of_k.start * width..];
+        pack(
+            isa,
+            weights,
+            width,
+            of_k.len(),
+            outputs.end,
+            of_weights,
+            packed,
+        );
+    }
+    let stride = padded(outputs.len());
+    let blocks = left.height.div_ceil(group::<T>()) * panels(outputs.len()).count();
+    let mut ahead = next.map(|next| lines_of(next, width).parts(blocks));
+    for rows in cut(0..left.height, group::<T>()) {
         for panel in panels(outputs.len()) {
-            let next = rows.end * width + outputs.start + panel.start;
             Block {
-                a: &left.rows[from + rows.start..],
+                a: &left.rows[rows.start * left.stride + step.from + of_k.start..],
                 a_row: left.stride,
-                m: left.height,
+                m: rows.len(),
                 b: &packed[panel.start * k.len()..],
                 lanes: panel.lanes,
                 k: k.len(),
-                c: &mut to.rows[panel.start..],
-                c_row: to.stride,
-                start: if add || k.start > 0 {
-                    Start::Add
-                } else {
-                    Start::Zero
-                },
-                ahead: Ahead {
-                    start: weights.as_ptr().wrapping_add(next).cast(),
-                    row: width * size_of::<T>(),
-                    lines: if T::PER_WORD == 1 { 2 } else { 1 },
-                    last: DEPTH * LANES / VECTOR - 1,
-                },
+                c: &mut sums[rows.start * stride + panel.start..],
+                c_row: stride,
+                start: if step.add { Start::Add } else { Start::Zero },
+                ahead: ahead.as_mut().and_then(Iterator::next),
             }
             .multiply(isa);
         }
+    }
+}
+
+/// The lines of a step's weights, but for odd ends.
+fn lines_of<T: Storage>(step: &Step<'_, T>, width: usize) -> Ahead {
+    let row = width * size_of::<T>();
+    let lines = (step.outputs.len() * size_of::<T>() / 64).max(1).ilog2();
+    Ahead {
+        start: step
+            .weights
+            .as_ptr()
+            .wrapping_add(step.k.start * T::PER_WORD * width + step.outputs.start)
+            .cast(),
+        row,
+        lines,
+        count: (step.k.len() * T::PER_WORD) << lines,
     }
 }

@@ -1,4 +1,4 @@
-//! Work in pieces: up to 256 rows of one instance are a tile, and one thread takes a tile at a time.
+//! Work in pieces: an instance's rows are cut into tiles of nearly equal height, and one thread takes a tile at a time.
 
 use std::{ops::Range, sync::Mutex};
 
@@ -10,14 +10,14 @@ use super::{
 };
 use crate::ffn::Experts;
 
-/// Most rows of a tile.
-pub(super) const ROWS: usize = 256;
+/// Most rows of a tile: what a block of them in depth, and a block of sums, leave room for in the second cache.
+pub(super) const ROWS: usize = 384;
 /// Rows of a tile are a multiple of this, but for an instance's last one.
 pub(super) const UNIT: usize = 32;
 /// Output features taken at a time.
-pub(super) const FEATURES: usize = 192;
+pub(super) const FEATURES: usize = 256;
 
-/// Rows of a tile: fewer where that gives each thread of the pool a few tiles. Nothing in a result depends on it.
+/// Most rows of a tile: fewer where that gives each thread of the pool a few tiles. Nothing in a result depends on it.
 pub(super) fn tile_rows<T: Storage>(experts: &Experts<'_, T>) -> usize {
     const TILES_PER_THREAD: usize = 8;
     let wanted = experts.rows() / (TILES_PER_THREAD * rayon::current_num_threads());
@@ -33,8 +33,17 @@ pub(super) fn tiles<T: Storage>(
     height: usize,
 ) -> impl Iterator<Item = (usize, Range<usize>)> {
     (0..experts.instances()).flat_map(move |instance| {
-        cut(experts.rows_of(instance), height).map(move |rows| (instance, rows))
+        let rows = experts.rows_of(instance);
+        cut(rows.clone(), height_of(rows.len(), height)).map(move |rows| (instance, rows))
     })
+}
+
+/// Rows of the tiles of an instance with `rows` rows, at most `most`, which is a multiple of [`UNIT`].
+///
+/// Nearly equal, as a tile of few rows reads all weights for little work.
+pub(super) fn height_of(rows: usize, most: usize) -> usize {
+    let count = rows.div_ceil(most).max(1);
+    rows.div_ceil(count).max(1).next_multiple_of(UNIT)
 }
 
 /// Cuts a range into pieces of `length`, the last one shorter.
@@ -48,17 +57,15 @@ pub(super) fn cut(
         .map(move |from| from..end.min(from + length))
 }
 
-/// The blocks of columns `[features, rows]`: for each range of features its panels of rows, `[range, lanes]` each.
-pub(super) fn blocks(features: usize, rows: usize) -> impl Iterator<Item = Columns> {
-    cut(0..features, FEATURES).flat_map(move |range| {
-        panels(rows).map(move |panel| {
-            let start = range.start * padded(rows) + panel.start * range.len();
-            Columns {
-                place: start..start + range.len() * panel.lanes,
-                features: range.clone(),
-                panel,
-            }
-        })
+/// The panels of rows of a range of features, `[range, lanes]` each. Columns `[features, rows]` lie range after range.
+pub(super) fn blocks(features: Range<usize>, rows: usize) -> impl Iterator<Item = Columns> {
+    panels(rows).map(move |panel| {
+        let start = features.start * padded(rows) + panel.start * features.len();
+        Columns {
+            place: start..start + features.len() * panel.lanes,
+            features: features.clone(),
+            panel,
+        }
     })
 }
 

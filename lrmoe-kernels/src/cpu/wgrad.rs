@@ -5,17 +5,19 @@ use std::ops::Range;
 use super::{
     element::Storage,
     isa::Isa,
-    kernel::{Ahead, Block, DEPTH, LANES, Start, VECTOR},
+    kernel::{Ahead, Block, LANES, Start, VECTOR},
     pack::{Panel, pack, padded, panels, transpose, words},
     stream,
-    tile::{ROWS, UNIT, cut, share, take},
+    tile::{ROWS, UNIT, cut, height_of, share, take},
     workspace::Buffer,
 };
 use crate::{WeightGradients, ffn::Experts};
 
 /// Words of left factors that are one piece of work: they stay in the second cache while one panel of right factors follows another.
 const LEFT_WORDS: usize = 1 << 18;
-/// Words of rows whose terms are added before the next ones are looked at.
+/// Most words of one block: 64 lanes of the right factor fill 32 KiB.
+const DEPTH: usize = 128;
+/// Most words of rows whose terms are added before the next ones are looked at.
 const CHUNK_WORDS: usize = 2 * ROWS;
 /// Words of panels of right factors that are packed at a time: gradients are written in stretches as long as these, as each line that follows
 /// in another page costs a look-up of the page.
@@ -35,7 +37,7 @@ pub(super) struct Kept<'a, T> {
     pub(super) pre: &'a [T],
     /// Input of the down projection, times w p, `[rows, F]`.
     pub(super) hidden: &'a [T],
-    /// Rows of a tile.
+    /// Most rows of a tile.
     pub(super) height: usize,
 }
 
@@ -169,14 +171,17 @@ fn write_piece<T: Storage>(
     let of_pre = experts.pre_activations() * hidden;
     let packed = take(&mut scratch, RIGHT_WORDS);
     let sums = bytemuck::cast_slice_mut(take(&mut scratch, OUTPUTS * LANES));
-    for chunk in cut(0..rows.len(), CHUNK_WORDS * T::PER_WORD) {
+    let height = height_of(rows.len(), kept.height);
+    // Whole tiles.
+    let chunk_rows = CHUNK_WORDS * T::PER_WORD / height * height;
+    for chunk in cut(0..rows.len(), chunk_rows) {
         let of_chunk = |features: usize| {
             (rows.start + chunk.start) * features..(rows.start + chunk.end) * features
         };
         let terms = Terms {
             isa,
             rows: chunk.len(),
-            height: kept.height,
+            height,
             add: add || chunk.start > 0,
         };
         match &mut matrices {
@@ -311,10 +316,12 @@ impl Terms {
             for rows in cut(tile.clone(), DEPTH * T::PER_WORD) {
                 let a = &columns[rows.start - tile.start..];
                 Block {
-                    ahead: Ahead::weights(
-                        a[..].as_ptr().wrapping_add(features.len() * height),
-                        height,
-                    ),
+                    ahead: Some(Ahead {
+                        start: a.as_ptr().wrapping_add(features.len() * height).cast(),
+                        row: height * size_of::<T>(),
+                        lines: (DEPTH / VECTOR).ilog2(),
+                        count: features.len() * DEPTH / VECTOR,
+                    }),
                     a,
                     a_row: height,
                     m: features.len(),

@@ -3,7 +3,7 @@
 use std::{fmt, marker::PhantomData, sync::Arc};
 
 use super::{Cuda, Shared, driver::Allocation, kernel::Kernel};
-use crate::{Element, Error, Memory, error::check_length};
+use crate::{Element, Error, Memory, error::check_length, memory::check_room};
 
 /// Elements in the memory of the device, for the [`Cuda`] that made it and its clones.
 pub struct Buffer<T> {
@@ -50,6 +50,11 @@ impl<T: Element> Buffer<T> {
         self.memory.as_ref().filter(|_| self.len > 0)
     }
 
+    /// Bytes of the memory, which elements need not fill.
+    pub(super) fn held(&self) -> usize {
+        self.memory.as_ref().map_or(0, |memory| memory.bytes)
+    }
+
     /// At most those of the memory.
     fn bytes(&self) -> usize {
         self.len * bytes_of::<T>()
@@ -79,21 +84,12 @@ impl Cuda {
         }
     }
 
-    /// Fills a buffer with zeros.
-    pub(super) fn clear<T: Element>(&self, buffer: &mut Buffer<T>) -> Result<(), Error> {
-        match self.address(buffer)? {
-            0 => Ok(()),
-            // SAFETY: there are as many bytes.
-            at => unsafe { self.shared.driver.clear(at, buffer.bytes()) },
-        }
-    }
-
     /// Copies bytes from buffer to buffer.
     ///
     /// # Safety
     ///
     /// From both addresses on, buffers of this device have as many bytes, which do not overlap.
-    pub(super) unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), Error> {
+    pub(super) unsafe fn copy_bytes(&self, from: u64, to: u64, bytes: usize) -> Result<(), Error> {
         if bytes == 0 {
             return Ok(());
         }
@@ -197,5 +193,35 @@ impl Memory for Cuda {
                 Ok(())
             }
         }
+    }
+
+    fn zero<T: Element>(&self, buffer: &mut Buffer<T>, len: usize) -> Result<(), Error> {
+        self.resize(buffer, len)?;
+        match self.address(buffer)? {
+            0 => Ok(()),
+            // SAFETY: there are as many bytes.
+            at => unsafe { self.shared.driver.clear(at, buffer.bytes()) },
+        }
+    }
+
+    fn copy<T: Element>(
+        &self,
+        from: &Buffer<T>,
+        to: &mut Buffer<T>,
+        at: usize,
+    ) -> Result<(), Error> {
+        check_room(from.len, at, to.len)?;
+        let (source, target) = (self.address(from)?, self.address(to)?);
+        let skipped = (at * bytes_of::<T>()) as u64;
+        // SAFETY: checked above; two buffers share no memory.
+        unsafe { self.copy_bytes(source, target + skipped, from.bytes()) }
+    }
+
+    fn host<T: Element>(_: &Buffer<T>) -> Option<&[T]> {
+        None
+    }
+
+    fn host_mut<T: Element>(_: &mut Buffer<T>) -> Option<&mut [T]> {
+        None
     }
 }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     CompactRows, Element, Error, FfnElement, Memory, PairRows, RowIndex,
-    compact::{check_row_numbers, grouping_tables, rows_by_pair},
+    compact::{check_row_numbers, grouping_tables},
     error::check_length,
 };
 
@@ -27,20 +27,6 @@ pub struct Grouping {
 
 impl CompactRows for Cuda {
     type Grouping = Grouping;
-
-    fn pair_rows(
-        &self,
-        pairs: &[u32],
-        tokens: usize,
-        top_k: usize,
-    ) -> Result<PairRows<Self>, Error> {
-        Ok(PairRows {
-            table: self.upload(&rows_by_pair(pairs, tokens, top_k)?)?,
-            rows: pairs.len(),
-            tokens,
-            top_k,
-        })
-    }
 
     fn grouping(&self, grouping: &HostGrouping) -> Result<Grouping, Error> {
         let [to_grouped, to_received] = grouping_tables(grouping)?;
@@ -128,7 +114,7 @@ impl CompactRows for Cuda {
         let [from, to] = [self.address(values)?, self.address(out)?];
         if !is_bf16::<T>() {
             // SAFETY: there are as many values in both.
-            return unsafe { self.copy(from, to, len * bytes_of::<T>()) };
+            return unsafe { self.copy_bytes(from, to, len * bytes_of::<T>()) };
         }
         let blocks = len.div_ceil(VALUES);
         // SAFETY: as in compact.cu; there are as many values in both.

@@ -140,8 +140,7 @@ impl<'a> Search<'a> {
     /// Counts pairs by expert and bucket.
     fn count(&mut self, kernel: Kernel, round: Round) -> Result<(), Error> {
         let counts = self.pairs.experts() << round.bits;
-        self.cuda.resize(&mut self.counts, counts)?;
-        self.cuda.clear(&mut self.counts)?;
+        self.cuda.zero(&mut self.counts, counts)?;
         self.launch(kernel, self.pairs.len().div_ceil(THREADS), round)
     }
 

@@ -9,8 +9,8 @@ use std::{
 
 use ::wgpu::{BufferDescriptor, BufferUsages, CommandEncoderDescriptor, MapMode};
 
-use super::Wgpu;
-use crate::{Element, Error, Memory, error::check_length};
+use super::{Wgpu, batch::Batch};
+use crate::{Element, Error, Memory, error::check_length, memory::check_room};
 
 /// Elements in the memory of the device, for the [`Wgpu`] that made it and its clones.
 pub struct Buffer<T> {
@@ -229,5 +229,42 @@ impl Memory for Wgpu {
     fn read<T: Element>(&self, buffer: &Buffer<T>, values: &mut [T]) -> Result<(), Error> {
         check_length("values", values.len(), buffer.len)?;
         self.read_words(buffer, values)
+    }
+
+    fn zero<T: Element>(&self, buffer: &mut Buffer<T>, len: usize) -> Result<(), Error> {
+        self.resize(buffer, len)?;
+        let mut batch = Batch::new(self);
+        batch.clear(buffer);
+        batch.submit()
+    }
+
+    fn copy<T: Element>(
+        &self,
+        from: &Buffer<T>,
+        to: &mut Buffer<T>,
+        at: usize,
+    ) -> Result<(), Error> {
+        check_room(from.len, at, to.len)?;
+        let (Some(source), Some(target)) = (&from.raw, &to.raw) else {
+            return Ok(());
+        };
+        self.check_own(source)?;
+        self.check_own(target)?;
+        self.scoped("copying a buffer", 0, || {
+            let device = &self.shared.device;
+            let mut encoder = device.create_command_encoder(&CommandEncoderDescriptor::default());
+            let (at, size) = (bytes::<T>(at), from.bytes());
+            encoder.copy_buffer_to_buffer(&source.buffer, 0, &target.buffer, at, size);
+            self.shared.queue.submit([encoder.finish()]);
+            Ok(())
+        })
+    }
+
+    fn host<T: Element>(_: &Buffer<T>) -> Option<&[T]> {
+        None
+    }
+
+    fn host_mut<T: Element>(_: &mut Buffer<T>) -> Option<&mut [T]> {
+        None
     }
 }

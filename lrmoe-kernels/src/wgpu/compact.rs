@@ -3,7 +3,7 @@ use lrmoe_compact::Grouping as HostGrouping;
 use super::{Buffer, Wgpu, batch::Batch, buffer::Window, kernel::Kernel};
 use crate::{
     CompactRows, Element, Error, FfnElement, Memory, PairRows, RowIndex,
-    compact::{check_row_numbers, grouping_tables, rows_by_pair},
+    compact::{check_row_numbers, grouping_tables},
     error::check_length,
 };
 
@@ -21,20 +21,6 @@ pub struct Grouping {
 
 impl CompactRows for Wgpu {
     type Grouping = Grouping;
-
-    fn pair_rows(
-        &self,
-        pairs: &[u32],
-        tokens: usize,
-        top_k: usize,
-    ) -> Result<PairRows<Self>, Error> {
-        Ok(PairRows {
-            table: self.upload(&rows_by_pair(pairs, tokens, top_k)?)?,
-            rows: pairs.len(),
-            tokens,
-            top_k,
-        })
-    }
 
     fn grouping(&self, grouping: &HostGrouping) -> Result<Grouping, Error> {
         let [to_grouped, to_received] = grouping_tables(grouping)?;

@@ -1,3 +1,5 @@
+use std::borrow::Cow;
+
 use lrmoe_metric::{
     Draw, Error as MetricError, Exchange, Method, Score, Scores as HostScores, SquaredNorm,
 };
@@ -92,10 +94,12 @@ impl SelectPairs for Wgpu {
         })
     }
 
-    fn host_scores(&self, scores: &Scores) -> Result<HostScores, Error> {
+    fn host_scores<'a>(&self, scores: &'a Scores) -> Result<Cow<'a, HostScores>, Error> {
         let squared = self.download(&scores.squared)?;
         let (kind, exponent) = (scores.kind, scores.exponent);
-        Ok(HostScores::from_squared(kind, squared, exponent))
+        Ok(Cow::Owned(HostScores::from_squared(
+            kind, squared, exponent,
+        )))
     }
 
     fn keys_from_scores(&self, pairs: &Pairs, scores: &Buffer<f32>) -> Result<Buffer<u32>, Error> {

@@ -17,6 +17,7 @@ use crate::{
 const THREADS: usize = 256;
 /// Pairs that a workgroup compacts.
 pub(super) const BLOCK: usize = 1024;
+
 /// A selection under way.
 pub(super) struct Search<'a> {
     pub(super) wgpu: &'a Wgpu,

@@ -13,6 +13,7 @@ mod device;
 mod expected;
 mod experts;
 mod golden;
+mod memory;
 mod norms;
 #[path = "../ffn/problem.rs"]
 #[expect(dead_code, reason = "what other tests need of it")]
@@ -68,6 +69,9 @@ const MANY_TERMS: &str = "experts::many_terms";
 
 fn trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
     let mut trials = vec![
+        candidate.trial("memory::zeros", memory::zeros),
+        candidate.trial("memory::copies", memory::copies),
+        candidate.trial("memory::borrows", memory::borrows),
         candidate.trial("norms::special_rows", norms::special_rows),
         candidate.trial("norms::any_bits", norms::any_bits),
         candidate.trial("score::any_factors", score::any_factors),

@@ -61,7 +61,7 @@ impl Factors {
             let found = backend.score(kind, &on, Some(&dy), Some(&h), &mut Solo);
             match (expected, found) {
                 (Ok(expected), Ok(found)) => {
-                    let found = backend.host_scores(&found).unwrap();
+                    let found = backend.host_scores(&found).unwrap().into_owned();
                     prop_assert_eq!(bits(found.squared()), bits(expected.squared()));
                     prop_assert_eq!(found, expected);
                 }
@@ -121,7 +121,8 @@ pub(crate) fn over_ranks<B: Backend>(backend: &B) {
                 let on = backend.pairs(&pairs).unwrap();
                 let (dy, h) = (backend.upload(dy).unwrap(), backend.upload(h).unwrap());
                 let found = backend.score(Score::DownGrad, &on, Some(&dy), Some(&h), exchange);
-                assert_eq!(backend.host_scores(&found.unwrap()).unwrap(), expected);
+                let found = found.unwrap();
+                assert_eq!(*backend.host_scores(&found).unwrap(), expected);
             });
         }
         Ok(())

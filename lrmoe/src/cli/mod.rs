@@ -1,5 +1,7 @@
 //! The commands of the program.
 
+mod bench;
+mod doctor;
 mod model;
 mod plan;
 mod replay;
@@ -35,7 +37,9 @@ pub(crate) enum Command {
     Train(Box<train::Train>),
     Replay(replay::Replay),
     Plan(plan::Plan),
+    Bench(bench::Bench),
     Trace(trace::Trace),
+    Doctor(doctor::Doctor),
 }
 
 impl Command {
@@ -44,7 +48,9 @@ impl Command {
             Self::Train(train) => train.run(),
             Self::Replay(replay) => replay.run(),
             Self::Plan(plan) => plan.run(),
+            Self::Bench(bench) => bench.run(),
             Self::Trace(trace) => trace.run(),
+            Self::Doctor(doctor) => doctor.run(),
         }
     }
 }

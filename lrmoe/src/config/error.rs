@@ -2,6 +2,7 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use super::device::Device;
 use crate::model::ModelError;
 
 /// What makes options unusable.
@@ -56,6 +57,20 @@ pub enum ConfigError {
     /// The sizes make no model.
     #[error(transparent)]
     Model(Box<ModelError>),
+    /// A device that does not exist.
+    #[error("unknown device `{name}`, must be cpu or wgpu")]
+    Device {
+        /// The name given.
+        name: String,
+    },
+    /// A device that this program was built without.
+    #[error(
+        "this program was built without {device}; build it with `cargo build --release -p lrmoe --features {device}`"
+    )]
+    NotBuilt {
+        /// The device.
+        device: Device,
+    },
     /// The batch cannot be divided evenly.
     #[error("batch of {batch} sequences is not a multiple of {ranks} ranks")]
     Batch {

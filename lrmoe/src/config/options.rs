@@ -11,6 +11,7 @@ use serde::de::{Deserialize, Deserializer, Error};
 use crate::policy::{DxWeight, RouterGradient};
 
 use super::contender::{ContenderName, PolicyName};
+use super::device::Device;
 
 /// Options of a training run as given, on the command line or in a TOML file with the same names.
 #[derive(Args, Clone, Debug, Default, PartialEq, serde::Deserialize)]
@@ -94,6 +95,11 @@ pub struct TrainOptions {
     #[arg(long, value_name = "NATS", help_heading = "Policy")]
     pub(super) target_loss: Option<f32>,
 
+    /// Where the MoE layers compute: cpu, or wgpu (the fastest Vulkan, Metal or DX12 device, shared by the ranks; `lrmoe doctor` lists
+    /// them). Selections are the same for the same scores, losses within rounding [default: cpu]
+    #[arg(long, value_name = "NAME", help_heading = "Ranks and memory")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) device: Option<Device>,
     /// Ranks, each a thread with its share of batch and experts [default: 4]
     #[arg(long, value_name = "N", help_heading = "Ranks and memory")]
     pub(super) ranks: Option<usize>,
@@ -106,7 +112,7 @@ pub struct TrainOptions {
     /// Expert instances that a rank can hold; more than experts / ranks leaves room for replicas [default: a quarter more]
     #[arg(long, value_name = "N", help_heading = "Ranks and memory")]
     pub(super) slots: Option<u32>,
-    /// Rows that a rank takes forward at once: bounds its buffers [default: 4096]
+    /// Rows that a rank takes through its experts at once: bounds its buffers [default: 4096]
     #[arg(long, value_name = "ROWS", help_heading = "Ranks and memory")]
     pub(super) chunk_rows: Option<u64>,
     /// Memory of a rank for experts, optimizer shard and token buffers of all MoE layers, in MiB; fewer pairs run backward where
@@ -212,6 +218,7 @@ impl TrainOptions {
             capacity_factor: self.capacity_factor.or(other.capacity_factor),
             compare: self.compare.or(other.compare),
             target_loss: self.target_loss.or(other.target_loss),
+            device: self.device.or(other.device),
             ranks: self.ranks.or(other.ranks),
             ranks_per_node: self.ranks_per_node.or(other.ranks_per_node),
             threads: self.threads.or(other.threads),

@@ -1,38 +1,59 @@
-//! Backward pass: score, select, and the retained pairs through their experts.
+//! Backward pass: the retained pairs through their experts, chunk by chunk.
+//!
+//! Weight gradients go on from chunk to chunk in row order, so that they do not depend on the size of the chunks. A token's rows of dx are to be
+//! added in slot order, but chunks come in the order of the experts: the rows are kept, once, until all of them are there.
 
 use lrmoe_comm::Collective;
-use lrmoe_compact::gather;
-use lrmoe_kernels::{BackwardRows, Cpu, ExpertFfn};
-use lrmoe_metric::{Draw, Pairs, Selection, SquaredNorm, score, select, squared_norms};
+use lrmoe_kernels::RowBuffers;
+use lrmoe_metric::{Pairs, Selection};
 use lrmoe_route::{RoutingTable, route};
-use ndarray::{Array2, ArrayView2};
+use ndarray::{Array2, ArrayView2, ArrayViewMut2};
 
+use super::buffers::{Buffers, columns, columns_mut};
 use super::dispatch::{Chunk, Dispatch, rows_between_ranks, rows_leaving};
+use super::experts::Experts;
+use super::pass::{Pass, on_host};
 use super::stats::{Clock, Stage};
-use super::{MoeLayer, Stash, unmasked};
+use super::{Backend, MoeLayer};
 use crate::error::Error;
-use crate::exchange::Over;
-use crate::policy::{DxWeight, Policy, Selecting};
+use crate::policy::DxWeight;
 
-impl MoeLayer {
-    /// `(dx [tokens, width], dgate_weights [tokens, top_k])` of the last training forward pass, from dL/dy; leaves the instances'
-    /// weight gradients for `reduce_gradients`. A pair that is not retained adds nothing to them, a retained one adds its term times its
-    /// selection weight; `Selecting::dx_weight` and `Selecting::router_gradient` make exceptions for dx and dgate_weights.
+/// What the backward pass goes by.
+struct Inputs<'a, B: Backend> {
+    /// `[tokens, width]`, as dy.
+    x: &'a B::Buffer<f32>,
+    dy: &'a B::Buffer<f32>,
+    pairs: &'a Pairs<'a>,
+    dx_weight: DxWeight,
+    /// Whether all rows go in one chunk.
+    at_once: bool,
+}
+
+impl<B: Backend> MoeLayer<B> {
+    /// [`backward`](Self::backward) in the backend's memory: `x` is that of the forward pass, `dy` and `dx` are `[tokens, width]`, `dp`
+    /// `[tokens, top_k]` is on the host.
     ///
     /// # Errors
-    /// `Error::NoForward` without a training forward pass before it, a wrong shape, a NaN score, more rows than memory allows, a failed exchange.
-    pub fn backward<C: Collective>(
+    /// As [`backward`](Self::backward).
+    pub fn backward_rows<C: Collective>(
         &mut self,
         comm: &mut C,
-        dy: ArrayView2<'_, f32>,
-    ) -> Result<(Array2<f32>, Array2<f32>), Error> {
-        let stash = self.stash.take().ok_or(Error::NoForward)?;
-        if dy.dim() != stash.x.dim() {
-            return Err(Error::BackwardShape {
-                dy: dy.dim(),
-                expected: stash.x.dim(),
+        x: &B::Buffer<f32>,
+        dy: &B::Buffer<f32>,
+        dx: &mut B::Buffer<f32>,
+        dp: ArrayViewMut2<'_, f32>,
+    ) -> Result<(), Error> {
+        let step = self.stash.step.ok_or(Error::NoForward)?;
+        let tokens = self.stash.expert_ids.nrows();
+        self.check_backward([("x", x), ("dy", dy)], tokens)?;
+        if dp.dim() != self.stash.gate_weights.dim() {
+            return Err(Error::RouterGradientShape {
+                dp: dp.dim(),
+                expected: self.stash.gate_weights.dim(),
             });
         }
+        let mut stash = std::mem::take(&mut self.stash);
+        stash.step = None;
         let mut clock = Clock::start();
         comm.barrier()?;
         clock.lap(&mut self.stats.seconds, Stage::Wait);
@@ -42,62 +63,46 @@ impl MoeLayer {
             self.config.experts,
             stash.first_pair,
         )?;
-        let selection = match self.config.policy {
-            Policy::Lrmoe(selecting) => self.select(comm, &stash, &pairs, dy, selecting)?,
-            _ => everything(&pairs),
-        };
-        let gradients = self.backward_retained(comm, &stash, &pairs, dy, &selection)?;
+        let selection = self.choose(comm, &mut clock, (&stash, step), &pairs, dy)?;
+        let table = self.route_retained(comm, &mut clock, &pairs, &selection.pairs)?;
+        self.backward_retained(comm, clock, (&table, &selection), (x, dy, &pairs), dx)?;
+        let mut clock = Clock::start();
+        match stash.pairs.outputs() {
+            Some(outputs) => {
+                let dy = on_host(&self.backend, dy, &mut self.buffers.host.rows)?;
+                let dy = ArrayView2::from_shape((tokens, self.config.shape.width), dy);
+                let dy = dy.expect("checked length");
+                all_dots(dy, outputs, &stash.expert_ids, dp);
+            }
+            None => self.router_gradient(dp)?,
+        }
+        clock.lap(&mut self.stats.seconds, Stage::Compact);
+        self.record_backward(&table);
+        self.stats.selection = checksum(&selection.pairs, stash.first_pair);
         self.selection = Some(selection);
-        Ok(gradients)
+        self.stash = stash;
+        self.record_buffers();
+        Ok(())
     }
 
-    fn select<C: Collective>(
-        &mut self,
-        comm: &mut C,
-        stash: &Stash,
-        pairs: &Pairs<'_>,
-        dy: ArrayView2<'_, f32>,
-        selecting: Selecting,
-    ) -> Result<Selection, Error> {
-        let mut clock = Clock::start();
-        let mut dy_norms = vec![
-            SquaredNorm::default();
-            if selecting.score.needs_dy() {
-                pairs.tokens()
-            } else {
-                0
+    fn check_backward(
+        &self,
+        rows: [(&'static str, &B::Buffer<f32>); 2],
+        tokens: usize,
+    ) -> Result<(), Error> {
+        let width = self.config.shape.width;
+        for (what, rows) in rows {
+            let len = B::len(rows);
+            if len != tokens * width {
+                return Err(Error::BackwardRows {
+                    what,
+                    len,
+                    tokens,
+                    width,
+                });
             }
-        ];
-        if selecting.score.needs_dy() {
-            squared_norms(dy, &mut dy_norms)?;
         }
-        let dy_norms = selecting.score.needs_dy().then_some(dy_norms.as_slice());
-        let draw = Draw {
-            seed: self.config.seed,
-            step: stash.step,
-            layer: self.config.layer,
-        };
-        let scores = score(
-            selecting.score,
-            pairs,
-            dy_norms,
-            stash.kept.h_norms.as_deref(),
-            &mut Over(comm),
-        )?;
-        self.profile
-            .observe(pairs, &scores, self.config.profile_decay, &mut Over(comm))?;
-        clock.lap(&mut self.stats.seconds, Stage::Score);
-        let selection = select(
-            selecting.method,
-            pairs,
-            &scores,
-            stash.quotas.as_slice(),
-            draw,
-            &mut Over(comm),
-        )?;
-        self.scores = self.keeps_scores.then_some(scores);
-        clock.lap(&mut self.stats.seconds, Stage::Select);
-        Ok(selection)
+        Ok(())
     }
 
     /// Routing table of the retained pairs of all ranks.
@@ -126,153 +131,71 @@ impl MoeLayer {
         )?)
     }
 
+    /// The retained pairs through their experts: writes dx and the weight gradients, leaves dp of the rows in `buffers.all_dp`.
     fn backward_retained<C: Collective>(
         &mut self,
         comm: &mut C,
-        stash: &Stash,
-        pairs: &Pairs<'_>,
-        dy: ArrayView2<'_, f32>,
-        selection: &Selection,
-    ) -> Result<(Array2<f32>, Array2<f32>), Error> {
-        let mut clock = Clock::start();
-        let table = self.route_retained(comm, &mut clock, pairs, &selection.pairs)?;
-        let chunk =
-            Dispatch::single_chunk(&table, self.rank, pairs.expert_ids(), &selection.pairs)?;
-        clock.lap(&mut self.stats.seconds, Stage::Route);
-        let weights = per_pair(selection, pairs.len());
-        let scalars = self.send_out(comm, &mut clock, &chunk, stash, pairs, dy, &weights)?;
-        self.run_experts(&chunk, &scalars)?;
-        clock.lap(&mut self.stats.seconds, Stage::Backward);
-        let gradients = self.bring_back(comm, &mut clock, &chunk, stash, dy, &weights)?;
-        self.record_backward(&table);
-        Ok(gradients)
-    }
-
-    /// Rows of x and dy to their instances, grouped in `buffers.x` and `buffers.dy`; returns gate weights and selection weights of the rows.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one stage of the pass, its inputs spread over their owners"
-    )]
-    fn send_out<C: Collective>(
-        &mut self,
-        comm: &mut C,
-        clock: &mut Clock,
-        chunk: &Chunk,
-        stash: &Stash,
-        pairs: &Pairs<'_>,
-        dy: ArrayView2<'_, f32>,
-        weights: &[f32],
-    ) -> Result<[Vec<f32>; 2], Error> {
-        let (width, rows) = (self.config.shape.width, chunk.received_rows());
-        let (buffers, seconds) = (&mut self.buffers, &mut self.stats.seconds);
-        let token = |pair: &u32| pair / pairs.top_k() as u32;
-        let tokens: Vec<u32> = chunk.pairs.iter().map(token).collect();
-        for (source, grouped) in [(stash.x.view(), &mut buffers.x), (dy, &mut buffers.dy)] {
-            gather(source, &tokens, buffers.send.rows(tokens.len(), width))?;
-            clock.lap(seconds, Stage::Compact);
-            chunk.dispatch(comm, buffers.send.filled(), width, &mut buffers.receive)?;
-            clock.lap(seconds, Stage::Exchange);
-            let received = buffers.receive.filled_rows(width);
-            chunk.grouping.group(received, grouped.rows(rows, width))?;
-            clock.lap(seconds, Stage::Compact);
-        }
-        let scalars = buffers.scalars.take(2 * tokens.len());
-        for (scalars, pair) in scalars.chunks_exact_mut(2).zip(&chunk.pairs) {
-            let pair = *pair as usize;
-            scalars.copy_from_slice(&[pairs.gate_weights()[pair], weights[pair]]);
-        }
-        let received = &mut buffers.received_scalars;
-        chunk.dispatch(comm, buffers.scalars.filled(), 2, received)?;
-        clock.lap(seconds, Stage::Exchange);
-        let received = buffers.received_scalars.filled_rows(2);
-        chunk
-            .grouping
-            .group(received, buffers.scalars.rows(rows, 2))?;
-        let column = |i| buffers.scalars.filled_rows(2).column(i).to_vec();
-        clock.lap(seconds, Stage::Compact);
-        Ok([column(0), column(1)])
-    }
-
-    /// The experts' backward pass over the grouped rows: dx in `buffers.out`, dp in `buffers.scalars`.
-    fn run_experts(
-        &mut self,
-        chunk: &Chunk,
-        [gate_weights, weights]: &[Vec<f32>; 2],
+        clock: Clock,
+        (table, selection): (&RoutingTable, &Selection),
+        (x, dy, pairs): (&B::Buffer<f32>, &B::Buffer<f32>, &Pairs<'_>),
+        dx: &mut B::Buffer<f32>,
     ) -> Result<(), Error> {
-        let (width, rows) = (self.config.shape.width, chunk.received_rows());
-        let (expert_weights, mut gradients) = self.experts.weights_and_gradients();
-        let buffers = &mut self.buffers;
-        let backward_rows = BackwardRows {
-            x: buffers.x.filled_rows(width),
-            dy: buffers.dy.filled_rows(width),
-            gate_weights,
-            weights,
+        let width = self.config.shape.width;
+        self.lists.chosen.clear();
+        self.lists.chosen.extend_from_slice(&selection.pairs);
+        let mut dispatch = Dispatch::new(
+            table,
+            self.rank,
+            (pairs.expert_ids(), pairs.top_k()),
+            &mut self.lists,
+            self.config.chunk_rows,
+            1,
+        )?;
+        let inputs = Inputs {
+            x,
+            dy,
+            pairs,
+            dx_weight: self.config.policy.dx_weight(),
+            at_once: dispatch.rounds() == 1,
         };
-        Ok(Cpu.backward(
-            &self.config.shape,
-            &expert_weights,
-            chunk.grouping.offsets(),
-            &backward_rows,
-            &mut self.workspace,
-            buffers.out.rows(rows, width),
-            buffers.scalars.take(rows),
-            &mut gradients,
-            &vec![false; chunk.grouping.offsets().len() - 1],
-        )?)
+        let (backend, buffers, rows) = (&self.backend, &mut self.buffers, dispatch.rows());
+        per_pair(selection, pairs.len(), &mut buffers.host.weights);
+        let mut pass = Pass::new(backend, comm, clock, &mut self.stats.seconds);
+        pass.lap(Stage::Route);
+        backend.resize(&mut buffers.all_dp, rows)?;
+        backend.resize(
+            &mut buffers.all_dx,
+            if inputs.at_once { 0 } else { rows * width },
+        )?;
+        pass.lap(Stage::Compact);
+        let mut written = Written::new(table, self.rank);
+        while let Some(chunk) = dispatch.next_chunk()? {
+            pass.lap(Stage::Route);
+            let accumulate = written.next(chunk.grouping.offsets());
+            let experts = &mut self.experts;
+            buffers.backward_chunk(&mut pass, &chunk, experts, &inputs, &accumulate, dx)?;
+            self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
+        }
+        if !inputs.at_once {
+            let rows = std::mem::take(&mut buffers.all_dx);
+            buffers.combine_dx(backend, (&rows, width), &self.lists.gone, &inputs, dx)?;
+            buffers.all_dx = rows;
+            pass.lap(Stage::Compact);
+        }
+        Ok(())
     }
 
-    /// dx and dp back to the ranks that the pairs came from, added up per token.
-    fn bring_back<C: Collective>(
-        &mut self,
-        comm: &mut C,
-        clock: &mut Clock,
-        chunk: &Chunk,
-        stash: &Stash,
-        dy: ArrayView2<'_, f32>,
-        weights: &[f32],
-    ) -> Result<(Array2<f32>, Array2<f32>), Error> {
-        let (width, rows) = (self.config.shape.width, chunk.received_rows());
-        let (buffers, seconds) = (&mut self.buffers, &mut self.stats.seconds);
-        let (out, back) = (
-            buffers.out.filled_rows(width),
-            buffers.receive.rows(rows, width),
-        );
-        chunk.grouping.ungroup(out, back)?;
-        let back = buffers.received_scalars.rows(rows, 1);
-        chunk
-            .grouping
-            .ungroup(buffers.scalars.filled_rows(1), back)?;
-        clock.lap(seconds, Stage::Compact);
-        chunk.give_back(comm, buffers.receive.filled(), width, &mut buffers.send)?;
-        let scalars = buffers.received_scalars.filled();
-        chunk.give_back(comm, scalars, 1, &mut buffers.scalars)?;
-        clock.lap(seconds, Stage::Exchange);
-
-        let top_k = stash.gate_weights.ncols();
-        let row_weight = |pair: &u32| weights[*pair as usize];
-        let dx_weights: Option<Vec<f32>> = (self.config.policy.dx_weight() == DxWeight::Selection)
-            .then(|| chunk.pairs.iter().map(row_weight).collect());
-        let mut dx = Array2::zeros(stash.x.dim());
-        let back = buffers.send.filled_rows(width);
-        self.scatter.add(
-            back,
-            &chunk.pairs,
-            dx_weights.as_deref(),
-            top_k,
-            dx.view_mut(),
-        )?;
-        let mut dp = Array2::zeros(stash.gate_weights.dim());
-        match &stash.kept.outputs {
-            Some(outputs) => all_dots(dy, outputs, &stash.expert_ids, &mut dp),
-            None => {
-                for (pair, value) in chunk.pairs.iter().zip(buffers.scalars.filled()) {
-                    let pair = *pair as usize;
-                    dp[[pair / top_k, pair % top_k]] = weights[pair] * value;
-                }
-            }
+    /// dp of the retained pairs times their selection weights, 0 of the others.
+    fn router_gradient(&mut self, mut dp: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+        let Buffers { all_dp, host, .. } = &mut self.buffers;
+        let [values, ..] = &mut host.scalars;
+        let (values, top_k) = (on_host(&self.backend, all_dp, values)?, dp.ncols());
+        dp.fill(0.0);
+        for (pair, value) in self.lists.gone.iter().zip(values) {
+            let pair = *pair as usize;
+            dp[[pair / top_k, pair % top_k]] = host.weights[pair] * value;
         }
-        clock.lap(seconds, Stage::Compact);
-        Ok((dx, dp))
+        Ok(())
     }
 
     /// Bytes of rows that leave the rank: x, dy, p and the weight out, dx and dp back.
@@ -285,7 +208,170 @@ impl MoeLayer {
         );
         self.stats.backward_bytes = out * (2 * row + 2 * scalar) + back * (row + scalar);
         self.stats.backward_rows = rows;
-        self.stats.buffer_bytes = self.stats.buffer_bytes.max(self.buffer_bytes());
+    }
+}
+
+impl<B: Backend> Buffers<B> {
+    /// One chunk: rows of x and dy to their instances, through the experts, and dx and dp back to where they came from.
+    fn backward_chunk<C: Collective>(
+        &mut self,
+        pass: &mut Pass<'_, B, C>,
+        chunk: &Chunk<'_>,
+        experts: &mut Experts<B>,
+        inputs: &Inputs<'_, B>,
+        accumulate: &[bool],
+        dx: &mut B::Buffer<f32>,
+    ) -> Result<(), Error> {
+        let (backend, shape) = (pass.backend, *experts.shape());
+        let tokens = inputs.pairs.tokens();
+        backend.row_index_into(chunk.tokens, tokens, &mut self.index)?;
+        let [x, dy] = [inputs.x, inputs.dy].map(|rows| (rows, shape.width));
+        self.traffic
+            .dispatch(pass, chunk, x, &self.index, &mut self.x)?;
+        self.traffic
+            .dispatch(pass, chunk, dy, &self.index, &mut self.dy)?;
+        self.send_weights(pass, chunk, inputs.pairs)?;
+        let rows = RowBuffers {
+            x: &self.x,
+            dy: &self.dy,
+            gate_weights: &self.gate_weights,
+            weights: &self.weights,
+        };
+        let (weights, gradients) = experts.weights_and_gradients();
+        backend.backward(
+            &shape,
+            weights,
+            chunk.grouping.offsets(),
+            &rows,
+            &mut self.scratch,
+            &mut self.out,
+            &mut self.dp,
+            gradients,
+            accumulate,
+        )?;
+        pass.lap(Stage::Backward);
+        self.return_dp(pass, chunk)?;
+        backend.copy(&self.dp, &mut self.all_dp, chunk.first)?;
+        let out = std::mem::take(&mut self.out);
+        let mut traffic = std::mem::take(&mut self.traffic);
+        let back = traffic.give_back(pass, chunk, (&out, shape.width))?;
+        if inputs.at_once {
+            self.combine_dx(backend, (back, shape.width), chunk.pairs, inputs, dx)?;
+        } else {
+            backend.copy(back, &mut self.all_dx, chunk.first * shape.width)?;
+        }
+        (self.out, self.traffic) = (out, traffic);
+        pass.lap(Stage::Compact);
+        Ok(())
+    }
+
+    /// Gate weights and selection weights of the chunk's rows to where the rows are.
+    fn send_weights<C: Collective>(
+        &mut self,
+        pass: &mut Pass<'_, B, C>,
+        chunk: &Chunk<'_>,
+        pairs: &Pairs<'_>,
+    ) -> Result<(), Error> {
+        let [p, w, outgoing, incoming] = &mut self.host.scalars;
+        let of_pair = |pair: &u32| {
+            let pair = *pair as usize;
+            [pairs.gate_weights()[pair], self.host.weights[pair]]
+        };
+        outgoing.clear();
+        outgoing.extend(chunk.pairs.iter().flat_map(of_pair));
+        if !pass.is_alone() {
+            chunk.dispatch(pass.comm, outgoing, 2, incoming)?;
+            outgoing.resize(incoming.len(), 0.0);
+            chunk
+                .grouping
+                .group(columns(incoming, 2), columns_mut(outgoing, 2))?;
+            pass.lap(Stage::Exchange);
+        }
+        for (list, part) in [&mut *p, w].into_iter().zip(0..) {
+            list.clear();
+            list.extend(outgoing.iter().skip(part).step_by(2));
+        }
+        pass.backend.write(p, &mut self.gate_weights)?;
+        pass.backend.write(w, &mut self.weights)?;
+        pass.lap(Stage::Compact);
+        Ok(())
+    }
+
+    /// Brings dp of grouped rows back to the ranks the pairs came from.
+    fn return_dp<C: Collective>(
+        &mut self,
+        pass: &mut Pass<'_, B, C>,
+        chunk: &Chunk<'_>,
+    ) -> Result<(), Error> {
+        if pass.is_alone() {
+            return Ok(());
+        }
+        let [copy, outgoing, incoming, _] = &mut self.host.scalars;
+        let grouped = on_host(pass.backend, &self.dp, copy)?;
+        outgoing.resize(grouped.len(), 0.0);
+        chunk
+            .grouping
+            .ungroup(columns(grouped, 1), columns_mut(outgoing, 1))?;
+        chunk.give_back(pass.comm, outgoing, 1, incoming)?;
+        pass.backend.write(incoming, &mut self.dp)?;
+        pass.lap(Stage::Exchange);
+        Ok(())
+    }
+
+    /// Writes the sums of each token's rows, in slot order, to dx.
+    fn combine_dx(
+        &mut self,
+        backend: &B,
+        (rows, width): (&B::Buffer<f32>, usize),
+        pairs: &[u32],
+        inputs: &Inputs<'_, B>,
+        dx: &mut B::Buffer<f32>,
+    ) -> Result<(), Error> {
+        let mut weights = None;
+        if inputs.dx_weight == DxWeight::Selection {
+            let ([list, ..], by_pair) = (&mut self.host.scalars, &self.host.weights);
+            list.clear();
+            list.extend(pairs.iter().map(|pair| by_pair[*pair as usize]));
+            backend.write(list, &mut self.weights)?;
+            weights = Some(&self.weights);
+        }
+        let slots = [inputs.pairs.tokens(), inputs.pairs.top_k()];
+        backend.pair_rows_into(pairs, slots, &mut self.pairs)?;
+        Ok(backend.combine(rows, width, &self.pairs, weights, dx)?)
+    }
+}
+
+/// Which instances of a rank have gradients of this pass already.
+struct Written {
+    /// Rows of each instance in all chunks.
+    rows: Vec<u64>,
+    seen: Vec<bool>,
+    is_first: bool,
+}
+
+impl Written {
+    fn new(table: &RoutingTable, rank: usize) -> Self {
+        let counts = table.counts();
+        let instances = table.placement().on_rank(rank);
+        let rows = instances.map(|i| counts.column(i).iter().map(|n| u64::from(*n)).sum());
+        let rows: Vec<u64> = rows.collect();
+        Self {
+            seen: vec![false; rows.len()],
+            rows,
+            is_first: true,
+        }
+    }
+
+    /// Whether the next chunk, whose groups have these offsets, adds to an instance's gradients. They are written with the first rows of an instance;
+    /// zeros with the first chunk, if it has none; and left alone where there is nothing to add.
+    fn next(&mut self, offsets: &[usize]) -> Vec<bool> {
+        let is_first = std::mem::replace(&mut self.is_first, false);
+        let instances = offsets.windows(2).enumerate();
+        let adds = instances.map(|(i, group)| match group[1] - group[0] {
+            0 => !(is_first && self.rows[i] == 0),
+            _ => std::mem::replace(&mut self.seen[i], true),
+        });
+        adds.collect()
     }
 }
 
@@ -294,30 +380,35 @@ fn all_dots(
     dy: ArrayView2<'_, f32>,
     outputs: &Array2<f32>,
     expert_ids: &Array2<i32>,
-    dp: &mut Array2<f32>,
+    mut dp: ArrayViewMut2<'_, f32>,
 ) {
     let top_k = expert_ids.ncols();
     for ((token, slot), dp) in dp.indexed_iter_mut() {
-        if expert_ids[[token, slot]] >= 0 {
-            *dp = dy.row(token).dot(&outputs.row(token * top_k + slot));
-        }
+        *dp = if expert_ids[[token, slot]] >= 0 {
+            dy.row(token).dot(&outputs.row(token * top_k + slot))
+        } else {
+            0.0
+        };
     }
 }
 
-/// Every pair that is not masked, at weight 1.
-fn everything(pairs: &Pairs<'_>) -> Selection {
-    let pairs = unmasked(pairs);
-    Selection {
-        weights: vec![1.0; pairs.len()],
-        pairs,
-    }
+/// Sum of the hashes of global pair ids, modulo 2^64.
+fn checksum(pairs: &[u32], first_pair: u64) -> u64 {
+    let hash = |pair: &u32| {
+        // The finalizer of splitmix64: every bit of the id changes about half of those of the hash.
+        let id = (first_pair + u64::from(*pair)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let id = (id ^ (id >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let id = (id ^ (id >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        id ^ (id >> 31)
+    };
+    pairs.iter().map(hash).fold(0, u64::wrapping_add)
 }
 
 /// Weights by local pair id, 0 where a pair is not retained.
-fn per_pair(selection: &Selection, pairs: usize) -> Vec<f32> {
-    let mut weights = vec![0.0; pairs];
+fn per_pair(selection: &Selection, pairs: usize, weights: &mut Vec<f32>) {
+    weights.clear();
+    weights.resize(pairs, 0.0);
     for (pair, weight) in selection.pairs.iter().zip(&selection.weights) {
         weights[*pair as usize] = *weight;
     }
-    weights
 }

@@ -5,41 +5,68 @@ use lrmoe_compact::Grouping;
 use lrmoe_route::RoutingTable;
 use ndarray::Array2;
 
-use super::buffer::Buffer;
 use crate::error::Error;
+
+/// Lists of pairs that are kept from step to step.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    /// Local ids of the pairs to send, ascending.
+    pub(super) chosen: Vec<u32>,
+    /// The same by (destination rank, instance, pair id).
+    order: Vec<u32>,
+    /// Local ids of the pairs of all chunks so far, in the order in which they go out.
+    pub(super) gone: Vec<u32>,
+    /// Tokens of the pairs of the current chunk.
+    tokens: Vec<u32>,
+}
+
+impl Lists {
+    pub(super) fn bytes(&self) -> usize {
+        let lists = [&self.chosen, &self.order, &self.gone, &self.tokens];
+        lists.iter().map(|list| list.capacity()).sum::<usize>() * size_of::<u32>()
+    }
+}
 
 /// What one rank sends and receives under a routing table.
 #[derive(Debug)]
 pub(super) struct Dispatch<'a> {
     table: &'a RoutingTable,
     rank: usize,
-    /// Local pair ids by (destination rank, instance, pair id).
-    order: Vec<u32>,
-    /// Where in `order` the next row for each destination stands.
+    top_k: usize,
+    lists: &'a mut Lists,
+    /// Where in the order the next row for each destination stands.
     next: Vec<usize>,
     chunk_rows: u64,
     round: usize,
+    rounds: usize,
 }
 
 /// One chunk: which pairs go out, how many rows per peer each way, and how received rows group by instance.
 #[derive(Debug)]
-pub(super) struct Chunk {
-    pub(super) pairs: Vec<u32>,
+pub(super) struct Chunk<'a> {
+    /// Rows that went out before.
+    pub(super) first: usize,
+    /// Local ids of the pairs whose rows go out.
+    pub(super) pairs: &'a [u32],
+    /// Their tokens.
+    pub(super) tokens: &'a [u32],
     pub(super) grouping: Grouping,
-    sent: Vec<usize>,
-    received: Vec<usize>,
+    pub(super) sent: Vec<usize>,
+    pub(super) received: Vec<usize>,
 }
 
 impl<'a> Dispatch<'a> {
-    /// `pairs`: the local pairs to send, ascending.
+    /// Of the pairs that `lists` has as chosen. Every rank gets the same number of chunks, at least `least`; some may be without rows.
     pub(super) fn new(
         table: &'a RoutingTable,
         rank: usize,
-        expert_ids: &[i32],
-        pairs: &[u32],
+        (expert_ids, top_k): (&[i32], usize),
+        lists: &'a mut Lists,
         chunk_rows: u64,
+        least: usize,
     ) -> Result<Self, Error> {
-        let order = table.deal(rank, expert_ids, pairs)?;
+        lists.order = table.deal(rank, expert_ids, &lists.chosen)?;
+        lists.gone.clear();
         let placement = table.placement();
         let mut next = vec![0; placement.ranks()];
         let mut start = 0;
@@ -51,35 +78,33 @@ impl<'a> Dispatch<'a> {
                 .sum::<usize>();
         }
         Ok(Self {
+            rounds: table.rounds(chunk_rows).max(least),
             table,
             rank,
-            order,
+            top_k,
+            lists,
             next,
             chunk_rows,
             round: 0,
         })
     }
 
-    /// The next chunk, or `None` when all rows of all ranks have travelled. Every rank gets the same number of chunks.
-    pub(super) fn next_chunk(&mut self) -> Result<Option<Chunk>, Error> {
-        if self.round == self.table.rounds(self.chunk_rows) {
+    /// Rows that this rank sends in all chunks.
+    pub(super) fn rows(&self) -> usize {
+        self.lists.order.len()
+    }
+
+    /// Number of chunks.
+    pub(super) fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    /// The next chunk, or `None` when all rows of all ranks have travelled.
+    pub(super) fn next_chunk(&mut self) -> Result<Option<Chunk<'_>>, Error> {
+        if self.round == self.rounds {
             return Ok(None);
         }
-        self.chunk().map(Some)
-    }
-
-    /// Everything at once; empty where no rank has a row.
-    pub(super) fn single_chunk(
-        table: &'a RoutingTable,
-        rank: usize,
-        expert_ids: &[i32],
-        pairs: &[u32],
-    ) -> Result<Chunk, Error> {
-        Self::new(table, rank, expert_ids, pairs, u64::MAX)?.chunk()
-    }
-
-    fn chunk(&mut self) -> Result<Chunk, Error> {
-        let mut pairs = Vec::new();
+        let first = self.lists.gone.len();
         let mut sent = Vec::with_capacity(self.next.len());
         let mut incoming = None;
         for (destination, next) in self.next.iter_mut().enumerate() {
@@ -89,7 +114,8 @@ impl<'a> Dispatch<'a> {
                 .iter()
                 .map(|n| *n as usize)
                 .sum::<usize>();
-            pairs.extend_from_slice(&self.order[*next..*next + rows]);
+            let pairs = &self.lists.order[*next..*next + rows];
+            self.lists.gone.extend_from_slice(pairs);
             sent.push(rows);
             *next += rows;
             if destination == self.rank {
@@ -103,25 +129,32 @@ impl<'a> Dispatch<'a> {
             .map(|row| row.iter().map(|n| *n as usize).sum())
             .collect();
         self.round += 1;
-        Ok(Chunk {
+        let Lists { gone, tokens, .. } = &mut *self.lists;
+        let (pairs, top_k) = (&gone[first..], self.top_k as u32);
+        tokens.clear();
+        tokens.extend(pairs.iter().map(|pair| pair / top_k));
+        Ok(Some(Chunk {
+            first,
             pairs,
+            tokens,
             sent,
             received,
             grouping: Grouping::new(incoming.view(), 1)?,
-        })
+        }))
     }
 }
 
-impl Chunk {
+impl Chunk<'_> {
     /// Sends rows of `width` values to their instances' ranks.
     pub(super) fn dispatch<C: Collective, T: Element + Default>(
         &self,
         comm: &mut C,
         rows: &[T],
         width: usize,
-        received: &mut Buffer<T>,
+        received: &mut Vec<T>,
     ) -> Result<(), Error> {
-        exchange(comm, rows, width, &self.sent, &self.received, received)
+        received.resize(width * self.received_rows(), T::default());
+        exchange(comm, (&self.sent, rows), (&self.received, received), width)
     }
 
     /// Sends rows of `width` values back to where they came from.
@@ -130,9 +163,10 @@ impl Chunk {
         comm: &mut C,
         rows: &[T],
         width: usize,
-        received: &mut Buffer<T>,
+        received: &mut Vec<T>,
     ) -> Result<(), Error> {
-        exchange(comm, rows, width, &self.received, &self.sent, received)
+        received.resize(width * self.pairs.len(), T::default());
+        exchange(comm, (&self.received, rows), (&self.sent, received), width)
     }
 
     pub(super) fn received_rows(&self) -> usize {
@@ -140,17 +174,15 @@ impl Chunk {
     }
 }
 
-fn exchange<C: Collective, T: Element + Default>(
+/// All-to-all of rows of `width` values, counted in rows by peer.
+pub(super) fn exchange<C: Collective, T: Element>(
     comm: &mut C,
-    rows: &[T],
+    (sent, rows): (&[usize], &[T]),
+    (received, into): (&[usize], &mut [T]),
     width: usize,
-    sent: &[usize],
-    received: &[usize],
-    into: &mut Buffer<T>,
 ) -> Result<(), Error> {
     let elements = |rows: &[usize]| rows.iter().map(|n| n * width).collect::<Vec<usize>>();
-    let (sent, received) = (elements(sent), elements(received));
-    Ok(comm.all_to_all(rows, &sent, into.take(received.iter().sum()), &received)?)
+    Ok(comm.all_to_all(rows, &elements(sent), into, &elements(received))?)
 }
 
 /// Rows from rank to rank under a table, `[ranks, ranks]`.

@@ -4,14 +4,15 @@
 //! contiguous block of `hidden * width` numbers. Rank `r` of `R` owns elements `n * r / R .. n * (r + 1) / R` of the vector: their master
 //! weights and moments. Gradients travel from the instances to the owners, new weights from the owners to the next instances.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use lrmoe_comm::Collective;
-use lrmoe_kernels::{FfnShape, WeightGradients, Weights};
+use lrmoe_kernels::{ExpertBuffers, FfnShape};
 use lrmoe_plan::Placement;
-use ndarray::Array3;
 
-use super::buffer::Buffer;
+use super::Backend;
+use super::pass::{from_host, on_host};
 use crate::adamw::{AdamW, Moments};
 use crate::error::Error;
 
@@ -26,32 +27,6 @@ pub struct ExpertParameters {
     pub down: Vec<f32>,
 }
 
-/// A rank's matrices `[local instances, ..]`, in the order of `Placement::local_experts`.
-#[derive(Debug)]
-struct Matrices(Vec<Array3<f32>>);
-
-impl Matrices {
-    fn zeros(shape: &FfnShape, instances: usize) -> Self {
-        let (width, hidden) = (shape.width, shape.hidden);
-        let inward = if shape.activation.is_gated() { 2 } else { 1 };
-        let mut matrices = vec![Array3::zeros((instances, hidden, width)); inward];
-        matrices.push(Array3::zeros((instances, width, hidden)));
-        Self(matrices)
-    }
-
-    fn slices(&self) -> impl Iterator<Item = &[f32]> {
-        self.0
-            .iter()
-            .map(|m| m.as_slice().expect("owned matrices are contiguous"))
-    }
-
-    fn slice_mut(&mut self, matrix: usize) -> &mut [f32] {
-        self.0[matrix]
-            .as_slice_mut()
-            .expect("owned matrices are contiguous")
-    }
-}
-
 /// A run of elements of one block: where it lies at the instance and in the owner's shard.
 struct Piece {
     matrix: usize,
@@ -61,21 +36,25 @@ struct Piece {
 
 /// The experts of one layer on one rank.
 #[derive(Debug)]
-pub(super) struct Experts {
+pub(super) struct Experts<B: Backend> {
     shape: FfnShape,
     rank: usize,
     placement: Placement,
-    weights: Matrices,
-    gradients: Matrices,
+    /// `[local instances, ..]`, in the order of `Placement::local_experts`; gradients alike.
+    weights: ExpertBuffers<B>,
+    gradients: ExpertBuffers<B>,
     master: Vec<f32>,
     moments: Moments,
     shard_gradient: Vec<f32>,
-    send: Buffer<f32>,
-    receive: Buffer<f32>,
+    send: Vec<f32>,
+    receive: Vec<f32>,
+    /// Matrices on their way between the host and a device.
+    copies: [Vec<f32>; 3],
 }
 
-impl Experts {
+impl<B: Backend> Experts<B> {
     pub(super) fn new(
+        backend: &B,
         shape: FfnShape,
         rank: usize,
         placement: Placement,
@@ -106,44 +85,73 @@ impl Experts {
         let mut new = Self {
             shape,
             rank,
-            weights: Matrices::zeros(&shape, 0),
-            gradients: Matrices::zeros(&shape, 0),
+            weights: empty(&shape),
+            gradients: empty(&shape),
             master: Vec::new(),
             moments: Moments::default(),
             shard_gradient: Vec::new(),
-            send: Buffer::default(),
-            receive: Buffer::default(),
+            send: Vec::new(),
+            receive: Vec::new(),
+            copies: Default::default(),
             placement,
         };
-        let zeros = Moments::zeros(all.len());
-        new.restore(new.placement.clone(), &all, &zeros);
+        // Zeros of their own rather than a copy of zeros: memory that nothing is written to until the first update.
+        new.moments = Moments::zeros(new.shard(rank).len());
+        new.take_parameters(backend, &all)?;
         Ok(new)
     }
 
     /// Takes the vector of all experts' parameters and moments, and keeps what belongs here.
-    pub(super) fn restore(&mut self, placement: Placement, parameters: &[f32], moments: &Moments) {
+    pub(super) fn restore(
+        &mut self,
+        backend: &B,
+        placement: Placement,
+        parameters: &[f32],
+        moments: &Moments,
+    ) -> Result<(), Error> {
         self.placement = placement;
         let shard = self.shard(self.rank);
-        self.master = parameters[shard.clone()].to_vec();
         self.moments = Moments {
             first: moments.first[shard.clone()].to_vec(),
-            second: moments.second[shard.clone()].to_vec(),
+            second: moments.second[shard].to_vec(),
         };
+        self.take_parameters(backend, parameters)
+    }
+
+    /// Takes the owned shard and the weights of the local instances from the vector of all experts' parameters.
+    fn take_parameters(&mut self, backend: &B, parameters: &[f32]) -> Result<(), Error> {
+        let shard = self.shard(self.rank);
+        self.master = parameters[shard.clone()].to_vec();
         self.shard_gradient = vec![0.0; shard.len()];
-        self.resize();
-        let (block, experts) = (self.block(), self.placement.experts());
-        for (instance, expert) in self
-            .placement
-            .local_experts(self.rank)
-            .to_vec()
-            .into_iter()
-            .enumerate()
-        {
-            for matrix in 0..matrices(&self.shape) {
-                let from = &parameters[(matrix * experts + expert as usize) * block..][..block];
-                self.weights.slice_mut(matrix)[instance * block..][..block].copy_from_slice(from);
-            }
+        self.resize(backend)?;
+        let shards: Vec<_> = (0..self.placement.ranks()).map(|r| self.shard(r)).collect();
+        self.write_weights(backend, |owner, in_shard| {
+            &parameters[shards[owner].clone()][in_shard]
+        })
+    }
+
+    /// Writes the local instances' weights, which `part` finds in the owners' shards.
+    fn write_weights<'a>(
+        &mut self,
+        backend: &B,
+        part: impl Fn(usize, Range<usize>) -> &'a [f32],
+    ) -> Result<(), Error> {
+        let mut weights = std::mem::replace(&mut self.weights, empty(&self.shape));
+        let mut copies = std::mem::take(&mut self.copies);
+        let len = self.placement.local_experts(self.rank).len() * self.block();
+        for (matrix, buffer) in matrices_mut(&mut weights).enumerate() {
+            from_host(backend, buffer, len, &mut copies[0], |values| {
+                for owner in 0..self.placement.ranks() {
+                    let pieces = self.pieces(owner, self.rank);
+                    for piece in pieces.filter(|piece| piece.matrix == matrix) {
+                        values[piece.at_instance].copy_from_slice(part(owner, piece.in_shard));
+                    }
+                }
+                Ok(())
+            })?;
         }
+        (self.weights, self.copies) = (weights, copies);
+        Ok(())
     }
 
     pub(super) fn placement(&self) -> &Placement {
@@ -166,74 +174,67 @@ impl Experts {
         bound(rank)..bound(rank + 1)
     }
 
-    pub(super) fn weights(&self) -> Weights<'_> {
-        split(&self.weights)
+    pub(super) fn shape(&self) -> &FfnShape {
+        &self.shape
+    }
+
+    pub(super) fn weights(&self) -> &ExpertBuffers<B> {
+        &self.weights
     }
 
     /// Weights to read and gradients to write, together.
-    pub(super) fn weights_and_gradients(&mut self) -> (Weights<'_>, WeightGradients<'_>) {
-        let mut gradients = self
-            .gradients
-            .0
-            .iter_mut()
-            .rev()
-            .map(|matrix| matrix.view_mut());
-        let (down, up) = (
-            gradients.next().expect("a down projection"),
-            gradients.next().expect("an up projection"),
-        );
-        (
-            split(&self.weights),
-            WeightGradients {
-                gate: gradients.next(),
-                up,
-                down,
-            },
-        )
+    pub(super) fn weights_and_gradients(&mut self) -> (&ExpertBuffers<B>, &mut ExpertBuffers<B>) {
+        (&self.weights, &mut self.gradients)
     }
 
-    /// Gradients of the local instances, matrix by matrix, `[local instances, ..]`.
-    pub(super) fn gradients(&self) -> impl Iterator<Item = &Array3<f32>> {
-        self.gradients.0.iter()
+    /// Gradients of the local instances.
+    pub(super) fn gradients(&self) -> &ExpertBuffers<B> {
+        &self.gradients
     }
 
     /// Adds the instances' gradients up at their owners, sources in ascending rank order. Returns the bytes sent to each other rank.
-    pub(super) fn reduce<C: Collective>(&mut self, comm: &mut C) -> Result<Vec<u64>, Error> {
+    pub(super) fn reduce<C: Collective>(
+        &mut self,
+        backend: &B,
+        comm: &mut C,
+    ) -> Result<Vec<u64>, Error> {
         let ranks = self.placement.ranks();
-        let send_counts: Vec<usize> = (0..ranks)
-            .map(|owner| self.run_length(owner, self.rank))
-            .collect();
-        let receive_counts: Vec<usize> = (0..ranks)
-            .map(|host| self.run_length(self.rank, host))
-            .collect();
+        let mut copies = std::mem::take(&mut self.copies);
+        let mut local: Vec<&[f32]> = Vec::with_capacity(copies.len());
+        for (buffer, copy) in matrices_of(&self.gradients).zip(&mut copies) {
+            local.push(on_host(backend, buffer, copy)?);
+        }
         let mut send = std::mem::take(&mut self.send);
-        let mut cursor = Cursor::new(send.take(send_counts.iter().sum()));
-        let local: Vec<&[f32]> = self.gradients.slices().collect();
-        for owner in 0..ranks {
+        send.clear();
+        for owner in self.others() {
             for piece in self.pieces(owner, self.rank) {
-                cursor
-                    .next(piece.in_shard.len())
-                    .copy_from_slice(&local[piece.matrix][piece.at_instance]);
+                send.extend_from_slice(&local[piece.matrix][piece.at_instance]);
             }
         }
+        let send_counts = self.counts(|peer| self.run_length(peer, self.rank));
+        let receive_counts = self.counts(|peer| self.run_length(self.rank, peer));
         let mut receive = std::mem::take(&mut self.receive);
-        let received = receive.take(receive_counts.iter().sum());
-        comm.all_to_all(send.filled(), &send_counts, received, &receive_counts)?;
+        receive.resize(receive_counts.iter().sum(), 0.0);
+        comm.all_to_all(&send, &send_counts, &mut receive, &receive_counts)?;
 
         let mut sum = std::mem::take(&mut self.shard_gradient);
         sum.fill(0.0);
-        let mut cursor = Cursor::new(received);
+        let mut received = receive.as_slice();
         for host in 0..ranks {
             for piece in self.pieces(self.rank, host) {
-                let part = cursor.next(piece.in_shard.len());
-                sum[piece.in_shard]
-                    .iter_mut()
-                    .zip(part)
-                    .for_each(|(sum, part)| *sum += *part);
+                let part = if host == self.rank {
+                    &local[piece.matrix][piece.at_instance]
+                } else {
+                    take(&mut received, piece.in_shard.len())
+                };
+                let sum = sum[piece.in_shard].iter_mut();
+                sum.zip(part).for_each(|(sum, part)| *sum += *part);
             }
         }
+        drop(local);
         (self.send, self.receive, self.shard_gradient) = (send, receive, sum);
-        Ok(crossing(&send_counts, self.rank))
+        self.copies = copies;
+        Ok(bytes_of(&send_counts))
     }
 
     /// The owned part of the reduced gradient.
@@ -255,40 +256,57 @@ impl Experts {
     /// Sends the owned weights to the instances of `next`. Returns the bytes sent to each other rank.
     pub(super) fn deliver<C: Collective>(
         &mut self,
+        backend: &B,
         comm: &mut C,
         next: Placement,
     ) -> Result<Vec<u64>, Error> {
         self.placement = next;
-        let ranks = self.placement.ranks();
-        let send_counts: Vec<usize> = (0..ranks)
-            .map(|host| self.run_length(self.rank, host))
-            .collect();
-        let receive_counts: Vec<usize> = (0..ranks)
-            .map(|owner| self.run_length(owner, self.rank))
-            .collect();
         let mut send = std::mem::take(&mut self.send);
-        let mut cursor = Cursor::new(send.take(send_counts.iter().sum()));
-        for host in 0..ranks {
+        send.clear();
+        for host in self.others() {
             for piece in self.pieces(self.rank, host) {
-                cursor
-                    .next(piece.in_shard.len())
-                    .copy_from_slice(&self.master[piece.in_shard]);
+                send.extend_from_slice(&self.master[piece.in_shard]);
             }
         }
+        let send_counts = self.counts(|peer| self.run_length(self.rank, peer));
+        let receive_counts = self.counts(|peer| self.run_length(peer, self.rank));
         let mut receive = std::mem::take(&mut self.receive);
-        let received = receive.take(receive_counts.iter().sum());
-        comm.all_to_all(send.filled(), &send_counts, received, &receive_counts)?;
+        receive.resize(receive_counts.iter().sum(), 0.0);
+        comm.all_to_all(&send, &send_counts, &mut receive, &receive_counts)?;
 
-        self.resize();
-        let mut cursor = Cursor::new(received);
-        for owner in 0..ranks {
-            for piece in self.pieces(owner, self.rank).collect::<Vec<_>>() {
-                let part = cursor.next(piece.in_shard.len());
-                self.weights.slice_mut(piece.matrix)[piece.at_instance].copy_from_slice(part);
+        self.resize(backend)?;
+        // What came from an owner follows the order of its pieces, that is of its shard.
+        let mut parts = HashMap::new();
+        let mut received = receive.as_slice();
+        for owner in self.others() {
+            for piece in self.pieces(owner, self.rank) {
+                let start = (owner, piece.in_shard.start);
+                parts.insert(start, take(&mut received, piece.in_shard.len()));
             }
         }
-        (self.send, self.receive) = (send, receive);
-        Ok(crossing(&send_counts, self.rank))
+        let (rank, master) = (self.rank, std::mem::take(&mut self.master));
+        let written = self.write_weights(backend, |owner, in_shard| {
+            if owner == rank {
+                &master[in_shard]
+            } else {
+                parts[&(owner, in_shard.start)]
+            }
+        });
+        drop(parts);
+        (self.send, self.receive, self.master) = (send, receive, master);
+        written?;
+        Ok(bytes_of(&send_counts))
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<B> {
+        let rank = self.rank;
+        (0..self.placement.ranks()).filter(move |peer| *peer != rank)
+    }
+
+    /// Elements for each peer; what stays on the rank does not go through the communicator.
+    fn counts(&self, of: impl Fn(usize) -> usize) -> Vec<usize> {
+        let count = |peer| if peer == self.rank { 0 } else { of(peer) };
+        (0..self.placement.ranks()).map(count).collect()
     }
 
     fn block(&self) -> usize {
@@ -296,12 +314,16 @@ impl Experts {
     }
 
     /// Makes room for the instances of the current placement.
-    fn resize(&mut self) {
-        let instances = self.placement.local_experts(self.rank).len();
-        if self.weights.0[0].dim().0 != instances {
-            self.weights = Matrices::zeros(&self.shape, instances);
-            self.gradients = Matrices::zeros(&self.shape, instances);
+    fn resize(&mut self, backend: &B) -> Result<(), Error> {
+        let len = self.placement.local_experts(self.rank).len() * self.block();
+        for matrices in [&mut self.weights, &mut self.gradients] {
+            for matrix in matrices_mut(matrices) {
+                if B::len(matrix) != len {
+                    backend.zero(matrix, len)?;
+                }
+            }
         }
+        Ok(())
     }
 
     /// What of `owner`'s shard belongs to instances on `host`, in ascending order.
@@ -339,42 +361,34 @@ fn matrices(shape: &FfnShape) -> usize {
     if shape.activation.is_gated() { 3 } else { 2 }
 }
 
-fn split(matrices: &Matrices) -> Weights<'_> {
-    let mut views = matrices.0.iter().rev().map(|matrix| matrix.view());
-    let (down, up) = (
-        views.next().expect("a down projection"),
-        views.next().expect("an up projection"),
-    );
-    Weights {
-        gate: views.next(),
-        up,
-        down,
+fn empty<B: Backend>(shape: &FfnShape) -> ExpertBuffers<B> {
+    ExpertBuffers {
+        gate: shape.activation.is_gated().then(Default::default),
+        up: Default::default(),
+        down: Default::default(),
     }
 }
 
-/// Bytes to each peer; what stays on the rank counts as 0.
-fn crossing(counts: &[usize], rank: usize) -> Vec<u64> {
-    let bytes = |(peer, n): (usize, &usize)| {
-        if peer == rank {
-            0
-        } else {
-            (n * size_of::<f32>()) as u64
-        }
-    };
-    counts.iter().enumerate().map(bytes).collect()
+/// Gate (if gated), up, down.
+fn matrices_of<B: Backend>(buffers: &ExpertBuffers<B>) -> impl Iterator<Item = &B::Buffer<f32>> {
+    buffers.gate.iter().chain([&buffers.up, &buffers.down])
 }
 
-/// Hands out a slice run by run.
-struct Cursor<'a>(&'a mut [f32]);
+fn matrices_mut<B: Backend>(
+    buffers: &mut ExpertBuffers<B>,
+) -> impl Iterator<Item = &mut B::Buffer<f32>> {
+    let ExpertBuffers { gate, up, down } = buffers;
+    gate.iter_mut().chain([up, down])
+}
 
-impl<'a> Cursor<'a> {
-    fn new(values: &'a mut [f32]) -> Self {
-        Self(values)
-    }
+/// Cuts the first `len` elements off.
+fn take<'a>(values: &mut &'a [f32], len: usize) -> &'a [f32] {
+    let (head, tail) = values.split_at(len);
+    *values = tail;
+    head
+}
 
-    fn next(&mut self, len: usize) -> &'a mut [f32] {
-        let (head, tail) = std::mem::take(&mut self.0).split_at_mut(len);
-        self.0 = tail;
-        head
-    }
+fn bytes_of(counts: &[usize]) -> Vec<u64> {
+    let bytes = |n: &usize| (n * size_of::<f32>()) as u64;
+    counts.iter().map(bytes).collect()
 }

@@ -1,48 +1,67 @@
 //! Forward pass: loads, quotas, and every pair through its expert, chunk by chunk.
 
 use lrmoe_comm::Collective;
-use lrmoe_compact::gather;
-use lrmoe_kernels::{Cpu, ExpertFfn};
 use lrmoe_metric::{Pairs, SquaredNorm};
 use lrmoe_plan::{Loads, QuotaRequest, Quotas, quotas};
 use lrmoe_route::{RoutingTable, route};
-use ndarray::{Array2, ArrayView2};
+use ndarray::{Array2, ArrayView2, s};
 
+use super::buffers::{Buffers, columns, columns_mut};
 use super::dispatch::{Chunk, Dispatch, rows_between_ranks, rows_leaving};
+use super::experts::Experts;
+use super::pass::{Pass, on_host};
+use super::stash::{PairStash, Stash, keep};
 use super::stats::{Clock, LayerStats, Stage};
-use super::{Buffers, MoeLayer, PairStash, Stash, unmasked};
+use super::{Backend, MoeLayer, unmasked};
 use crate::error::Error;
 use crate::policy::{Policy, mask_beyond};
 
-impl MoeLayer {
-    /// y_t = sum over slots of p times the expert's output, for the tokens of this rank.
-    ///
-    /// `x`: `[tokens, width]`; `expert_ids`, `gate_weights`: `[tokens, top_k]`, id -1 = masked. `step`: `Some` number of the training step, which
-    /// keeps what `backward` needs and lets the policy drop pairs; `None` to evaluate, where nothing is dropped or kept.
+/// The rows and pairs of a pass.
+struct Inputs<'a, B: Backend> {
+    /// `[tokens, width]`
+    x: &'a B::Buffer<f32>,
+    pairs: &'a Pairs<'a>,
+}
+
+impl<B: Backend> MoeLayer<B> {
+    /// [`forward`](Self::forward) in the backend's memory: `x` and `y` are `[tokens, width]`. The caller keeps `x` for
+    /// [`backward_rows`](Self::backward_rows), so that the layer need not.
     ///
     /// # Errors
-    /// Wrong shapes, expert ids out of range, a failed exchange; a plan that memory does not allow.
-    pub fn forward<C: Collective>(
+    /// As [`forward`](Self::forward).
+    pub fn forward_rows<C: Collective>(
         &mut self,
         comm: &mut C,
-        x: ArrayView2<'_, f32>,
+        x: &B::Buffer<f32>,
         expert_ids: ArrayView2<'_, i32>,
         gate_weights: ArrayView2<'_, f32>,
         step: Option<u32>,
-    ) -> Result<Array2<f32>, Error> {
+        y: &mut B::Buffer<f32>,
+    ) -> Result<(), Error> {
         let mut clock = Clock::start();
-        self.check_forward(x, expert_ids, gate_weights)?;
-        let training = step.is_some();
-        if training {
+        self.check_forward(B::len(x), expert_ids, gate_weights)?;
+        let mut stash = Stash::default();
+        if step.is_some() {
             self.stats = LayerStats::default();
+            stash = std::mem::take(&mut self.stash);
+            stash.step = None;
         }
         comm.barrier()?;
         clock.lap(&mut self.stats.seconds, Stage::Wait);
         let given = Pairs::new(expert_ids, gate_weights, self.config.experts, 0)?;
         let (routed, first_pair) = self.gather_loads(comm, &given)?;
         clock.lap(&mut self.stats.seconds, Stage::Exchange);
-        let (loads, expert_ids) = self.drop_pairs(&routed, expert_ids, training)?;
-        let quotas = self.quotas(&loads)?;
+
+        let mut loads = None;
+        if step.is_some() {
+            keep(expert_ids, &mut stash.expert_ids);
+            keep(gate_weights, &mut stash.gate_weights);
+            loads = self.drop_pairs(&routed, &mut stash.expert_ids)?;
+            let quotas = self.quotas(loads.as_ref().unwrap_or(&routed))?;
+            self.stats.quotas = quotas.as_slice().to_vec();
+            stash.quotas = Some(quotas);
+        }
+        let loads = loads.as_ref().unwrap_or(&routed);
         clock.lap(&mut self.stats.seconds, Stage::Plan);
 
         let table = route(
@@ -51,61 +70,65 @@ impl MoeLayer {
             &self.config.topology,
             None,
         )?;
-        let pairs = Pairs::new(
-            expert_ids.view(),
-            gate_weights,
-            self.config.experts,
-            first_pair,
-        )?;
+        let Stash {
+            expert_ids: kept_ids,
+            pairs: kept,
+            ..
+        } = &mut stash;
+        let expert_ids = step.map_or(expert_ids, |_| kept_ids.view());
+        let pairs = Pairs::new(expert_ids, gate_weights, self.config.experts, first_pair)?;
+        unmasked(&pairs, &mut self.lists.chosen);
         let mut dispatch = Dispatch::new(
             &table,
             self.rank,
-            pairs.expert_ids(),
-            &unmasked(&pairs),
+            (pairs.expert_ids(), pairs.top_k()),
+            &mut self.lists,
             self.config.chunk_rows,
+            0,
         )?;
         clock.lap(&mut self.stats.seconds, Stage::Route);
 
-        let mut y = Array2::zeros(x.dim());
-        let mut kept = self.pair_stash(training, pairs.len());
+        let mut pass = Pass::new(&self.backend, comm, clock, &mut self.stats.seconds);
+        let inputs = Inputs { x, pairs: &pairs };
+        self.backend.zero(y, B::len(x))?;
+        let policy = step.map(|_| &self.config.policy);
+        let sizes = (pairs.len(), dispatch.rows(), self.config.shape.width);
+        kept.start(&self.backend, &mut self.buffers, policy, sizes)?;
+        pass.lap(Stage::Compact);
         while let Some(chunk) = dispatch.next_chunk()? {
-            clock.lap(&mut self.stats.seconds, Stage::Route);
-            self.forward_chunk(comm, &mut clock, &chunk, x, &pairs, &mut kept, &mut y)?;
+            pass.lap(Stage::Route);
+            let (buffers, experts) = (&mut self.buffers, &self.experts);
+            buffers.forward_chunk(&mut pass, &chunk, experts, &inputs, kept, y)?;
+            self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
-        if let Some(step) = step {
+        kept.finish(&self.backend, &self.buffers, &self.lists.gone, &pairs)?;
+        pass.lap(Stage::Compact);
+        if step.is_some() {
             self.stats.loads = routed.per_expert().to_vec();
             self.stats.dropped = routed.total() - loads.total();
-            self.stats.quotas = quotas.as_slice().to_vec();
-            self.record_forward(&table, kept.h_norms.is_some());
-            let (x, gate_weights) = (x.to_owned(), gate_weights.to_owned());
-            self.stash = Some(Stash {
-                step,
-                x,
-                expert_ids,
-                gate_weights,
-                kept,
-                first_pair,
-                quotas,
-            });
-            self.stats.buffer_bytes = self.buffer_bytes();
+            self.record_forward(&table, stash.pairs.keeps_norms());
+            stash.step = step;
+            stash.first_pair = first_pair;
+            self.stash = stash;
+            self.record_buffers();
         }
         self.loads = Some(routed);
-        Ok(y)
+        Ok(())
     }
 
     fn check_forward(
         &self,
-        x: ArrayView2<'_, f32>,
+        len: usize,
         expert_ids: ArrayView2<'_, i32>,
         gate_weights: ArrayView2<'_, f32>,
     ) -> Result<(), Error> {
         let (width, top_k) = (self.config.shape.width, self.config.top_k);
-        let pairs = (x.nrows(), top_k);
-        if x.ncols() == width && expert_ids.dim() == pairs && gate_weights.dim() == pairs {
+        let pairs = (len / width, top_k);
+        if len.is_multiple_of(width) && expert_ids.dim() == pairs && gate_weights.dim() == pairs {
             return Ok(());
         }
         Err(Error::ForwardShapes {
-            x: x.dim(),
+            x: (len / width, width),
             expert_ids: expert_ids.dim(),
             gate_weights: gate_weights.dim(),
             width,
@@ -113,111 +136,21 @@ impl MoeLayer {
         })
     }
 
-    /// What is left of the loads and of this rank's pairs, dropped ones masked, once the policy has had its say; in training alone.
+    /// Masks the pairs of this rank that the policy drops. Returns the loads that are left, if any were.
     fn drop_pairs(
         &self,
         routed: &Loads,
-        expert_ids: ArrayView2<'_, i32>,
-        training: bool,
-    ) -> Result<(Loads, Array2<i32>), Error> {
-        let mut expert_ids = expert_ids.to_owned();
-        let Some(symi) = self.symi.as_ref().filter(|_| training) else {
-            return Ok((routed.clone(), expert_ids));
+        expert_ids: &mut Array2<i32>,
+    ) -> Result<Option<Loads>, Error> {
+        let Some(symi) = &self.symi else {
+            return Ok(None);
         };
         let loads = symi.kept(routed)?;
         let ids = expert_ids
             .as_slice_mut()
-            .expect("checked for standard layout, so the copy has it too");
+            .expect("kept ids are in standard layout");
         mask_beyond(loads.counts().row(self.rank), ids);
-        Ok((loads, expert_ids))
-    }
-
-    /// Room for what the backward pass will want of each pair.
-    fn pair_stash(&self, training: bool, pairs: usize) -> PairStash {
-        let policy = &self.config.policy;
-        let keeps = |what: bool| training && what;
-        PairStash {
-            h_norms: keeps(policy.needs_h()).then(|| vec![SquaredNorm::default(); pairs]),
-            outputs: keeps(policy.needs_outputs())
-                .then(|| Array2::zeros((pairs, self.config.shape.width))),
-        }
-    }
-
-    /// One chunk: rows to their instances, through the experts, and back into `y`, weighted; what is kept per pair beside it.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one stage of a loop body, its state spread over three owners"
-    )]
-    fn forward_chunk<C: Collective>(
-        &mut self,
-        comm: &mut C,
-        clock: &mut Clock,
-        chunk: &Chunk,
-        x: ArrayView2<'_, f32>,
-        pairs: &Pairs<'_>,
-        kept: &mut PairStash,
-        y: &mut Array2<f32>,
-    ) -> Result<(), Error> {
-        let (width, rows) = (self.config.shape.width, chunk.received_rows());
-        let (buffers, seconds) = (&mut self.buffers, &mut self.stats.seconds);
-        let tokens: Vec<u32> = chunk
-            .pairs
-            .iter()
-            .map(|pair| pair / pairs.top_k() as u32)
-            .collect();
-        gather(x, &tokens, buffers.send.rows(tokens.len(), width))?;
-        clock.lap(seconds, Stage::Compact);
-        chunk.dispatch(comm, buffers.send.filled(), width, &mut buffers.receive)?;
-        clock.lap(seconds, Stage::Exchange);
-        chunk.grouping.group(
-            buffers.receive.filled_rows(width),
-            buffers.x.rows(rows, width),
-        )?;
-        clock.lap(seconds, Stage::Compact);
-        Cpu.forward(
-            &self.config.shape,
-            &self.experts.weights(),
-            chunk.grouping.offsets(),
-            buffers.x.filled_rows(width),
-            &mut self.workspace,
-            buffers.out.rows(rows, width),
-            kept.h_norms.as_ref().map(|_| buffers.norms.take(rows)),
-        )?;
-        clock.lap(seconds, Stage::Forward);
-        chunk.grouping.ungroup(
-            buffers.out.filled_rows(width),
-            buffers.receive.rows(rows, width),
-        )?;
-        clock.lap(seconds, Stage::Compact);
-        chunk.give_back(comm, buffers.receive.filled(), width, &mut buffers.send)?;
-        clock.lap(seconds, Stage::Exchange);
-        let p: Vec<f32> = chunk
-            .pairs
-            .iter()
-            .map(|pair| pairs.gate_weights()[*pair as usize])
-            .collect();
-        self.scatter.add(
-            buffers.send.filled_rows(width),
-            &chunk.pairs,
-            Some(&p),
-            pairs.top_k(),
-            y.view_mut(),
-        )?;
-        if let Some(outputs) = &mut kept.outputs {
-            for (pair, out) in chunk
-                .pairs
-                .iter()
-                .zip(buffers.send.filled_rows(width).rows())
-            {
-                outputs.row_mut(*pair as usize).assign(&out);
-            }
-        }
-        clock.lap(seconds, Stage::Compact);
-        if let Some(h_norms) = &mut kept.h_norms {
-            return_norms(comm, chunk, buffers, h_norms)?;
-            clock.lap(seconds, Stage::Exchange);
-        }
-        Ok(())
+        Ok(Some(loads))
     }
 
     /// Loads of all ranks, and the global id of this rank's first pair.
@@ -240,7 +173,7 @@ impl MoeLayer {
             .map(|pairs| u64::from(*pairs))
             .sum();
         Ok((
-            Loads::new(all.slice(ndarray::s![.., ..experts]).to_owned())?,
+            Loads::new(all.slice(s![.., ..experts]).to_owned())?,
             first_pair,
         ))
     }
@@ -280,36 +213,81 @@ impl MoeLayer {
     }
 }
 
-/// Brings |h|^2 of a chunk's rows back to the ranks the pairs came from.
-fn return_norms<C: Collective>(
-    comm: &mut C,
-    chunk: &Chunk,
-    buffers: &mut Buffers,
-    h_norms: &mut [SquaredNorm],
-) -> Result<(), Error> {
-    let rows = chunk.received_rows();
-    let mut ungrouped = buffers.ungrouped_norms.rows(rows, 1);
-    chunk
-        .grouping
-        .ungroup(buffers.norms.filled_rows(1), ungrouped.view_mut())?;
-    for (words, norm) in buffers
-        .words
-        .take(2 * rows)
-        .chunks_exact_mut(2)
-        .zip(&ungrouped)
-    {
-        words.copy_from_slice(&[norm.significand.to_bits(), norm.scale]);
+impl<B: Backend> Buffers<B> {
+    /// One chunk: rows to their instances, through the experts, and back into `y`, weighted; what is kept per pair beside it.
+    fn forward_chunk<C: Collective>(
+        &mut self,
+        pass: &mut Pass<'_, B, C>,
+        chunk: &Chunk<'_>,
+        experts: &Experts<B>,
+        inputs: &Inputs<'_, B>,
+        kept: &mut PairStash<B>,
+        y: &mut B::Buffer<f32>,
+    ) -> Result<(), Error> {
+        let (backend, width, pairs) = (pass.backend, experts.shape().width, inputs.pairs);
+        backend.row_index_into(chunk.tokens, pairs.tokens(), &mut self.index)?;
+        let x = (inputs.x, width);
+        self.traffic
+            .dispatch(pass, chunk, x, &self.index, &mut self.x)?;
+        backend.forward(
+            experts.shape(),
+            experts.weights(),
+            chunk.grouping.offsets(),
+            &self.x,
+            &mut self.scratch,
+            &mut self.out,
+            kept.keeps_norms().then_some(&mut self.norms),
+        )?;
+        pass.lap(Stage::Forward);
+        let back = self.traffic.give_back(pass, chunk, (&self.out, width))?;
+        let [gate_weights, ..] = &mut self.host.scalars;
+        gate_weights.clear();
+        let of_pair = |pair: &u32| pairs.gate_weights()[*pair as usize];
+        gate_weights.extend(chunk.pairs.iter().map(of_pair));
+        backend.write(gate_weights, &mut self.gate_weights)?;
+        let slots = [pairs.tokens(), pairs.top_k()];
+        backend.pair_rows_into(chunk.pairs, slots, &mut self.pairs)?;
+        backend.scatter_add(back, width, &self.pairs, Some(&self.gate_weights), y)?;
+        if kept.keeps_outputs() {
+            kept.take_outputs(chunk.pairs, on_host(backend, back, &mut self.host.rows)?);
+        }
+        pass.lap(Stage::Compact);
+        if kept.keeps_norms() {
+            self.return_norms(pass, chunk)?;
+            backend.copy(&self.norms, &mut self.all_norms, chunk.first)?;
+            pass.lap(Stage::Exchange);
+        }
+        Ok(())
     }
-    chunk.give_back(comm, buffers.words.filled(), 2, &mut buffers.received_words)?;
-    for (pair, words) in chunk
-        .pairs
-        .iter()
-        .zip(buffers.received_words.filled().chunks_exact(2))
-    {
-        h_norms[*pair as usize] = SquaredNorm {
+
+    /// Brings |h|^2 of grouped rows back to the ranks the pairs came from.
+    fn return_norms<C: Collective>(
+        &mut self,
+        pass: &mut Pass<'_, B, C>,
+        chunk: &Chunk<'_>,
+    ) -> Result<(), Error> {
+        if pass.is_alone() {
+            return Ok(());
+        }
+        let [outgoing, incoming] = &mut self.host.words;
+        let [copy, norms] = &mut self.host.norms;
+        let grouped = on_host(pass.backend, &self.norms, copy)?;
+        norms.resize(grouped.len(), SquaredNorm::default());
+        chunk
+            .grouping
+            .ungroup(columns(grouped, 1), columns_mut(norms, 1))?;
+        outgoing.clear();
+        outgoing.extend(
+            norms
+                .iter()
+                .flat_map(|norm| [norm.significand.to_bits(), norm.scale]),
+        );
+        chunk.give_back(pass.comm, outgoing, 2, incoming)?;
+        norms.clear();
+        norms.extend(incoming.chunks_exact(2).map(|words| SquaredNorm {
             significand: f32::from_bits(words[0]),
             scale: words[1],
-        };
+        }));
+        Ok(pass.backend.write(norms, &mut self.norms)?)
     }
-    Ok(())
 }

@@ -1,26 +1,33 @@
 //! One MoE layer on one rank, over any communicator.
 
+mod arrays;
 mod backward;
-mod buffer;
+mod buffers;
 mod dispatch;
 mod experts;
 mod forward;
+mod pass;
+mod select;
+mod stash;
 mod state;
 mod stats;
 
 use lrmoe_comm::Collective;
-use lrmoe_kernels::{FfnShape, Workspace};
-use lrmoe_metric::{Pairs, Profile, Scores, Selection, SquaredNorm};
-use lrmoe_plan::{Fixed, Loads, Placement, PlacementRequest, Quotas, Topology};
+use lrmoe_kernels::{CompactRows, ComputeExperts, Cpu, ExpertBuffers, FfnShape, SelectPairs};
+use lrmoe_metric::{Pairs, Profile, Scores, Selection};
+use lrmoe_plan::{Fixed, Loads, Placement, PlacementRequest, Topology};
 use ndarray::Array2;
 
 use crate::adamw::{AdamW, sum_of_squares};
 use crate::error::Error;
 use crate::policy::{Policy, SymiCapacity};
-use buffer::Buffer;
+use arrays::Rows;
+use buffers::{Buffers, bytes};
+use dispatch::Lists;
 pub(crate) use dispatch::rows_between_ranks;
 pub use experts::ExpertParameters;
 use experts::Experts;
+use stash::Stash;
 pub use state::LayerState;
 use stats::Clock;
 pub use stats::{LayerStats, Seconds, Stage, imbalance};
@@ -42,7 +49,7 @@ pub struct LayerConfig {
     pub topology: Topology,
     /// Expert slots per rank, `[ranks]`.
     pub slots: Vec<u32>,
-    /// Most rows a rank takes at once in the forward pass.
+    /// Most rows a rank takes at once, in both passes. The backward pass does not depend on it to the bit; y does within rounding.
     pub chunk_rows: u64,
     /// Most rows a rank can hold in the backward pass, `[ranks]`; `None` where memory sets no bound.
     pub capacities: Option<Vec<u64>>,
@@ -52,88 +59,55 @@ pub struct LayerConfig {
     pub profile_decay: f32,
 }
 
-/// What the forward pass leaves for the backward pass (stash mode `recompute`): x once per token, |h|^2 once per pair.
-#[derive(Debug)]
-struct Stash {
-    step: u32,
-    x: Array2<f32>,
-    expert_ids: Array2<i32>,
-    gate_weights: Array2<f32>,
-    kept: PairStash,
-    first_pair: u64,
-    quotas: Quotas,
-}
+/// What a layer needs of a backend: all stages, in one memory.
+pub trait Backend: SelectPairs + CompactRows + ComputeExperts + Send + 'static {}
 
-/// What of it is kept per pair, `[pairs]`, where the policy wants it.
-#[derive(Debug)]
-struct PairStash {
-    h_norms: Option<Vec<SquaredNorm>>,
-    /// The experts' outputs, without the gate weight, `[pairs, width]`.
-    outputs: Option<Array2<f32>>,
-}
-
-/// Buffers that are kept from step to step.
-#[derive(Debug, Default)]
-struct Buffers {
-    send: Buffer<f32>,
-    receive: Buffer<f32>,
-    x: Buffer<f32>,
-    out: Buffer<f32>,
-    dy: Buffer<f32>,
-    words: Buffer<u32>,
-    received_words: Buffer<u32>,
-    scalars: Buffer<f32>,
-    received_scalars: Buffer<f32>,
-    norms: Buffer<SquaredNorm>,
-    ungrouped_norms: Buffer<SquaredNorm>,
-}
-
-impl Buffers {
-    fn bytes(&self) -> usize {
-        let floats = [
-            &self.send,
-            &self.receive,
-            &self.x,
-            &self.out,
-            &self.dy,
-            &self.scalars,
-            &self.received_scalars,
-        ];
-        let words = self.words.bytes() + self.received_words.bytes();
-        floats.iter().map(|b| b.bytes()).sum::<usize>()
-            + words
-            + self.norms.bytes()
-            + self.ungrouped_norms.bytes()
-    }
-}
+impl<B: SelectPairs + CompactRows + ComputeExperts + Send + 'static> Backend for B {}
 
 /// One MoE layer on one rank: the experts placed there, the owned shard of the optimizer, and what a step leaves behind.
 ///
-/// A step is `forward`, `backward`, `reduce_gradients`, `update`; every rank calls each of them, with no tokens too.
+/// A step is `forward`, `backward`, `reduce_gradients`, `update`; every rank calls each of them, with no tokens too. Rows stay in the memory of
+/// the backend from the first stage of a pass to its last; `forward_rows` and `backward_rows` take and leave them there.
 #[derive(Debug)]
-pub struct MoeLayer {
+pub struct MoeLayer<B: Backend = Cpu> {
     config: LayerConfig,
     rank: usize,
-    experts: Experts,
+    backend: B,
+    experts: Experts<B>,
     symi: Option<SymiCapacity>,
     profile: Profile,
-    stash: Option<Stash>,
+    stash: Stash<B>,
     selection: Option<Selection>,
     keeps_scores: bool,
     scores: Option<Scores>,
     loads: Option<Loads>,
-    buffers: Buffers,
-    workspace: Workspace,
-    scatter: lrmoe_compact::ScatterAdd,
+    buffers: Buffers<B>,
+    lists: Lists,
+    rows: Rows<B>,
     stats: LayerStats,
 }
 
 impl MoeLayer {
-    /// A layer for `rank`; `init` gives an expert's first weights and must give the same on every rank.
+    /// A layer for `rank` on the CPU; `init` gives an expert's first weights and must give the same on every rank.
     ///
     /// # Errors
     /// Sizes of `config` that contradict each other, too few slots, parameters of a wrong length.
     pub fn new(
+        config: LayerConfig,
+        rank: usize,
+        init: impl FnMut(usize) -> ExpertParameters,
+    ) -> Result<Self, Error> {
+        Self::on(Cpu, config, rank, init)
+    }
+}
+
+impl<B: Backend> MoeLayer<B> {
+    /// As [`new`](MoeLayer::new), on any backend. Ranks that are threads may share a device.
+    ///
+    /// # Errors
+    /// As [`new`](MoeLayer::new); what the device refuses.
+    pub fn on(
+        backend: B,
         config: LayerConfig,
         rank: usize,
         init: impl FnMut(usize) -> ExpertParameters,
@@ -158,27 +132,20 @@ impl MoeLayer {
             return Err(Error::NoChunk);
         }
         let placement = first_placement(&config)?;
-        let symi = match config.policy {
-            Policy::Symi { capacity_factor } => Some(SymiCapacity::new(
-                capacity_factor,
-                config.slots.iter().sum(),
-                config.experts,
-            )?),
-            _ => None,
-        };
         Ok(Self {
             rank,
-            experts: Experts::new(config.shape, rank, placement, init)?,
-            symi,
+            experts: Experts::new(&backend, config.shape, rank, placement, init)?,
+            backend,
+            symi: symi_capacity(&config)?,
             profile: Profile::new(config.experts),
-            stash: None,
+            stash: Stash::default(),
             selection: None,
             keeps_scores: false,
             scores: None,
             loads: None,
             buffers: Buffers::default(),
-            workspace: Workspace::new(),
-            scatter: lrmoe_compact::ScatterAdd::new(),
+            lists: Lists::default(),
+            rows: Rows::default(),
             stats: LayerStats::default(),
             config,
         })
@@ -187,6 +154,18 @@ impl MoeLayer {
     /// The settings given to `new`.
     pub fn config(&self) -> &LayerConfig {
         &self.config
+    }
+
+    /// Treats pairs by `policy` from the next forward pass on, for which a backward pass that has not come yet is given up. Experts stay
+    /// where they are until the next update.
+    ///
+    /// # Errors
+    /// A SYMI policy whose capacities cannot be had.
+    pub fn set_policy(&mut self, policy: Policy) -> Result<(), Error> {
+        self.config.policy = policy;
+        self.symi = symi_capacity(&self.config)?;
+        self.stash.step = None;
+        Ok(())
     }
 
     /// Where experts live now.
@@ -220,8 +199,8 @@ impl MoeLayer {
         &self.stats
     }
 
-    /// Gradients of the instances on this rank, before reduction: gate (if gated), up, down, each `[local instances, ..]`.
-    pub fn instance_gradients(&self) -> impl Iterator<Item = &ndarray::Array3<f32>> {
+    /// Gradients of the instances on this rank, before reduction, `[local instances, ..]` in the order of `Placement::local_experts`.
+    pub fn instance_gradients(&self) -> &ExpertBuffers<B> {
         self.experts.gradients()
     }
 
@@ -239,7 +218,7 @@ impl MoeLayer {
             return Ok(0.0);
         }
         let mut clock = Clock::start();
-        self.stats.reduction_bytes = self.experts.reduce(comm)?;
+        self.stats.reduction_bytes = self.experts.reduce(&self.backend, comm)?;
         let sum = sum_of_squares(self.experts.shard_gradient());
         clock.lap(&mut self.stats.seconds, Stage::Update);
         Ok(sum)
@@ -275,24 +254,25 @@ impl MoeLayer {
         }
         clock.lap(&mut self.stats.seconds, Stage::Plan);
         self.experts.update(adamw, step, learning_rate, scale);
-        self.stats.delivery_bytes = self.experts.deliver(comm, next)?;
+        self.stats.delivery_bytes = self.experts.deliver(&self.backend, comm, next)?;
         clock.lap(&mut self.stats.seconds, Stage::Update);
         Ok(())
     }
 
-    /// Bytes of token buffers held now: exchange, workspaces, stash.
-    fn buffer_bytes(&self) -> u64 {
-        let stash = self.stash.as_ref().map_or(0, |stash| {
-            let kept = &stash.kept;
-            let norms = kept.h_norms.as_ref().map_or(0, Vec::len) * size_of::<SquaredNorm>();
-            let outputs = kept.outputs.as_ref().map_or(0, Array2::len) * size_of::<f32>();
-            stash.x.len() * size_of::<f32>()
-                + stash.expert_ids.len() * (size_of::<i32>() + size_of::<f32>())
-                + norms
-                + outputs
-        });
-        (self.buffers.bytes() + self.workspace.bytes() + stash) as u64
+    /// Takes down what token buffers are held now: rows in exchange, workspaces, stash.
+    fn record_buffers(&mut self) {
+        let rows = bytes::<B, f32>(&self.rows.x) + bytes::<B, f32>(&self.rows.dy);
+        let held = self.buffers.bytes() + self.lists.bytes() + self.stash.bytes() + rows;
+        self.stats.buffer_bytes = self.stats.buffer_bytes.max(held as u64);
     }
+}
+
+fn symi_capacity(config: &LayerConfig) -> Result<Option<SymiCapacity>, Error> {
+    let Policy::Symi { capacity_factor } = config.policy else {
+        return Ok(None);
+    };
+    let slots = config.slots.iter().sum();
+    SymiCapacity::new(capacity_factor, slots, config.experts).map(Some)
 }
 
 /// Before any load is known every expert counts alike.
@@ -308,10 +288,12 @@ fn first_placement(config: &LayerConfig) -> Result<Placement, Error> {
     })
 }
 
-/// Local ids of the pairs that are not masked, ascending.
-fn unmasked(pairs: &Pairs<'_>) -> Vec<u32> {
+/// Makes `list` hold the local ids of the pairs that are not masked, ascending.
+fn unmasked(pairs: &Pairs<'_>, list: &mut Vec<u32>) {
     let ids = (0..).zip(pairs.expert_ids());
-    ids.filter(|(_, expert)| **expert >= 0)
-        .map(|(pair, _)| pair)
-        .collect()
+    list.clear();
+    list.extend(
+        ids.filter(|(_, expert)| **expert >= 0)
+            .map(|(pair, _)| pair),
+    );
 }

@@ -4,7 +4,7 @@ use lrmoe_comm::Collective;
 use lrmoe_metric::Profile;
 use lrmoe_plan::Placement;
 
-use super::MoeLayer;
+use super::{Backend, MoeLayer};
 use crate::adamw::Moments;
 use crate::error::Error;
 
@@ -23,7 +23,7 @@ pub struct LayerState {
     pub replicas: Vec<u32>,
 }
 
-impl MoeLayer {
+impl<B: Backend> MoeLayer<B> {
     /// State for a checkpoint, whole on rank 0, `None` on the others. Every rank calls it.
     ///
     /// # Errors
@@ -92,11 +92,11 @@ impl MoeLayer {
         let placement = Placement::new(self.config.experts, state.placement.clone())?;
         self.profile = Profile::from_counts(self.config.experts, state.profile.clone())?;
         self.experts
-            .restore(placement, &state.parameters, &state.moments);
+            .restore(&self.backend, placement, &state.parameters, &state.moments)?;
         if let Some(symi) = &mut self.symi {
             symi.set_replicas(state.replicas.clone());
         }
-        self.stash = None;
+        self.stash.step = None;
         Ok(())
     }
 

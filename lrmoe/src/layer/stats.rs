@@ -97,6 +97,9 @@ pub struct LayerStats {
     pub quotas: Vec<u32>,
     /// Pairs over all ranks dropped in forward and backward.
     pub dropped: u32,
+    /// Checksum of this rank's pairs that ran backward: added up over the ranks (modulo 2^64) it is the same for any number of ranks and on any
+    /// backend that selects the same pairs.
+    pub selection: u64,
     /// Rows sent from rank to rank in the forward pass, `[ranks, ranks]`.
     pub forward_rows: Array2<u64>,
     /// Rows sent from rank to rank in the backward pass, `[ranks, ranks]`.
@@ -113,7 +116,7 @@ pub struct LayerStats {
     pub instances: Vec<u32>,
     /// Token buffers held: rows in exchange, workspaces, stash.
     pub buffer_bytes: u64,
-    /// Time per stage.
+    /// Time per stage, as the host sees it: a device works behind, and its time shows in the stage that waits for it.
     pub seconds: Seconds,
 }
 

@@ -13,7 +13,7 @@ use super::trace::{RankPairs, StepTrace};
 use crate::adamw::{AdamW, Moments, sum_of_squares};
 use crate::config::TrainConfig;
 use crate::error::Error;
-use crate::layer::{ExpertParameters, LayerConfig, LayerState, MoeLayer};
+use crate::layer::{Backend, ExpertParameters, LayerConfig, LayerState, MoeLayer};
 use crate::model::{
     DenseParameters, ExpertWeights, LanguageModel, LayerError, Losses, SharedLayer, SparseLayer,
     expert_init,
@@ -22,8 +22,8 @@ use crate::text::Corpus;
 
 /// A layer with the communicator its rank shares among its layers.
 #[derive(Debug)]
-struct Attached<C> {
-    layer: MoeLayer,
+struct Attached<B: Backend, C> {
+    layer: MoeLayer<B>,
     comm: Arc<Mutex<C>>,
     step: u32,
     /// Whether the step's pairs are recorded, and those of the last forward pass.
@@ -31,7 +31,7 @@ struct Attached<C> {
     pairs: Option<(Array2<i32>, Array2<f32>)>,
 }
 
-impl<C: Collective> SparseLayer for Attached<C> {
+impl<B: Backend, C: Collective> SparseLayer for Attached<B, C> {
     fn forward(
         &mut self,
         x: ArrayView2<'_, f32>,
@@ -62,14 +62,14 @@ impl<C: Collective> SparseLayer for Attached<C> {
 }
 
 /// A rank's model, optimizer and data.
-pub(super) struct RankTrainer<'a, C> {
+pub(super) struct RankTrainer<'a, B: Backend, C> {
     config: &'a TrainConfig,
     corpus: &'a Corpus,
     comm: Arc<Mutex<C>>,
     rank: usize,
     model: LanguageModel,
     dense: DenseParameters,
-    layers: Vec<Arc<Mutex<Attached<C>>>>,
+    layers: Vec<Arc<Mutex<Attached<B, C>>>>,
     parameters: Vec<f32>,
     moments: Moments,
     adamw: AdamW,
@@ -77,9 +77,10 @@ pub(super) struct RankTrainer<'a, C> {
     step: u32,
 }
 
-impl<'a, C: Collective + 'static> RankTrainer<'a, C> {
+impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
     /// `layers`: settings of each MoE layer, the same on every rank.
     pub(super) fn new(
+        backend: &B,
         config: &'a TrainConfig,
         corpus: &'a Corpus,
         layers: Vec<LayerConfig>,
@@ -99,7 +100,7 @@ impl<'a, C: Collective + 'static> RankTrainer<'a, C> {
                     down,
                 }
             };
-            let mut layer = MoeLayer::new(layer, rank, init)?;
+            let mut layer = MoeLayer::on(backend.clone(), layer, rank, init)?;
             if let Some(checkpoint) = checkpoint {
                 layer.restore(&checkpoint.layers[index])?;
             }

@@ -59,6 +59,9 @@ pub struct LayerRecord {
     pub quota: Vec<u32>,
     /// Pairs that ran backward.
     pub retained: u64,
+    /// Checksum of these pairs in hexadecimal digits: the same for the same pairs, on any number of ranks and on any device.
+    #[serde(default)]
+    pub selection: String,
     /// Pairs dropped in forward and backward.
     pub dropped: u32,
     /// Largest over mean rank load of the routed pairs.
@@ -107,6 +110,10 @@ pub(super) fn gather_record<C: Collective>(
             load: stats.loads.clone(),
             quota: stats.quotas.clone(),
             retained: stats.backward_rows.sum(),
+            selection: {
+                let parts = of_layer.iter().map(|rank| rank.selection);
+                format!("{:016x}", parts.fold(0, u64::wrapping_add))
+            },
             dropped: stats.dropped,
             imbalance_before: imbalance(&stats.forward_rows),
             imbalance_after: imbalance(&stats.backward_rows),
@@ -154,6 +161,7 @@ struct RankStats {
     forward: u64,
     backward: u64,
     buffers: u64,
+    selection: u64,
     reduction: Vec<u64>,
     delivery: Vec<u64>,
     seconds: Seconds,
@@ -173,6 +181,7 @@ impl RankStats {
             forward: stats.forward_bytes,
             backward: stats.backward_bytes,
             buffers: stats.buffer_bytes,
+            selection: stats.selection,
             reduction: per_peer(&stats.reduction_bytes),
             delivery: per_peer(&stats.delivery_bytes),
             seconds: stats.seconds,
@@ -180,7 +189,7 @@ impl RankStats {
     }
 
     fn to_words(&self) -> Vec<u32> {
-        let bytes = [self.forward, self.backward, self.buffers]
+        let bytes = [self.forward, self.backward, self.buffers, self.selection]
             .into_iter()
             .chain(self.reduction.iter().copied())
             .chain(self.delivery.iter().copied());
@@ -198,13 +207,14 @@ impl RankStats {
             .iter()
             .map(|half| u64::from(half[0]) | u64::from(half[1]) << 32);
         let mut next = || bits.next().expect("as many words as `to_words` wrote");
-        let [forward, backward, buffers] = std::array::from_fn(|_| next());
+        let [forward, backward, buffers, selection] = std::array::from_fn(|_| next());
         let reduction = (0..ranks).map(|_| next()).collect();
         let delivery = (0..ranks).map(|_| next()).collect();
         Self {
             forward,
             backward,
             buffers,
+            selection,
             reduction,
             delivery,
             seconds: Seconds(std::array::from_fn(|_| f64::from_bits(next()))),

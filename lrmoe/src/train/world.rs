@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use lrmoe_comm::Threads;
-use lrmoe_kernels::FfnShape;
+use lrmoe_kernels::{Cpu, FfnShape};
 use lrmoe_plan::{ExpertShape, MemoryModel, Stash, Topology};
 
 use super::checkpoint::{Checkpoint, CheckpointError};
@@ -16,9 +16,9 @@ use super::log::StepLog;
 use super::rank::RankTrainer;
 use super::record::StepRecord;
 use super::trace::{StepTrace, TraceLog};
-use crate::config::TrainConfig;
+use crate::config::{Device, TrainConfig};
 use crate::error::Error;
-use crate::layer::LayerConfig;
+use crate::layer::{Backend, LayerConfig};
 use crate::text::Corpus;
 
 /// Follows a run while it goes on.
@@ -43,6 +43,43 @@ pub fn train(
     stop: &AtomicBool,
     observer: &mut dyn Observer,
 ) -> Result<Vec<StepRecord>, Error> {
+    match config.device {
+        Device::Cpu => train_on(Cpu, config, corpus, stop, observer),
+        Device::Wgpu => on_wgpu(config, corpus, stop, observer),
+    }
+}
+
+#[cfg(feature = "wgpu")]
+fn on_wgpu(
+    config: &TrainConfig,
+    corpus: &Corpus,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Vec<StepRecord>, Error> {
+    let wgpu = lrmoe_kernels::Wgpu::new().map_err(Error::Device)?;
+    tracing::info!(device = wgpu.adapter_info().name, "training on wgpu");
+    train_on(wgpu, config, corpus, stop, observer)
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn on_wgpu(
+    config: &TrainConfig,
+    _: &Corpus,
+    _: &AtomicBool,
+    _: &mut dyn Observer,
+) -> Result<Vec<StepRecord>, Error> {
+    let device = config.device;
+    Err(crate::config::ConfigError::NotBuilt { device }.into())
+}
+
+/// Trains with layers on this backend, which all ranks share.
+fn train_on<B: Backend + Clone>(
+    backend: B,
+    config: &TrainConfig,
+    corpus: &Corpus,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Vec<StepRecord>, Error> {
     let layers = layer_configs(config)?;
     let identity = identity(config, corpus);
     let path = checkpoint_path(&config.out);
@@ -51,7 +88,7 @@ pub fn train(
     } else {
         None
     };
-    let trainers = start_ranks(config, corpus, &layers, checkpoint.as_ref())?;
+    let trainers = start_ranks(&backend, config, corpus, &layers, checkpoint.as_ref())?;
     let done = checkpoint.map_or(0, |checkpoint| checkpoint.step);
     if done > config.steps {
         return Err(Error::StepsDone {
@@ -123,9 +160,9 @@ struct RankRun<'a> {
 
 impl RankRun<'_> {
     /// Runs every rank on a thread of its own and takes in their records.
-    fn ranks(
+    fn ranks<B: Backend + Clone>(
         &self,
-        trainers: Vec<RankTrainer<'_, Threads>>,
+        trainers: Vec<RankTrainer<'_, B, Threads>>,
         log: &mut StepLog,
         trace: &mut TraceLog,
         observer: &mut dyn Observer,
@@ -158,9 +195,9 @@ impl RankRun<'_> {
         })
     }
 
-    fn rank(
+    fn rank<B: Backend + Clone>(
         &self,
-        mut trainer: RankTrainer<'_, Threads>,
+        mut trainer: RankTrainer<'_, B, Threads>,
         records: &mpsc::Sender<(StepRecord, Option<StepTrace>)>,
     ) -> Result<(), Error> {
         let every = |period: u32, step: u32| period > 0 && step.is_multiple_of(period);
@@ -191,7 +228,7 @@ impl RankRun<'_> {
         }
     }
 
-    fn save(&self, trainer: &RankTrainer<'_, Threads>) -> Result<(), Error> {
+    fn save<B: Backend + Clone>(&self, trainer: &RankTrainer<'_, B, Threads>) -> Result<(), Error> {
         if let Some(checkpoint) = trainer.checkpoint()? {
             checkpoint.save(self.checkpoint, self.identity)?;
             tracing::info!(step = checkpoint.step, path = %self.checkpoint.display(), "checkpoint written");
@@ -201,12 +238,13 @@ impl RankRun<'_> {
 }
 
 /// Ranks with their models, built side by side: the layers' construction exchanges nothing.
-fn start_ranks<'a>(
+fn start_ranks<'a, B: Backend + Clone>(
+    backend: &B,
     config: &'a TrainConfig,
     corpus: &'a Corpus,
     layers: &[LayerConfig],
     checkpoint: Option<&Checkpoint>,
-) -> Result<Vec<RankTrainer<'a, Threads>>, Error> {
+) -> Result<Vec<RankTrainer<'a, B, Threads>>, Error> {
     enough_memory(config)?;
     if let Some(found) = checkpoint.map(|checkpoint| checkpoint.layers.len())
         && found != layers.len()
@@ -224,7 +262,7 @@ fn start_ranks<'a>(
     let world = Threads::world(config.ranks, deadline)?;
     world
         .into_iter()
-        .map(|comm| RankTrainer::new(config, corpus, layers.to_vec(), comm, checkpoint))
+        .map(|comm| RankTrainer::new(backend, config, corpus, layers.to_vec(), comm, checkpoint))
         .collect()
 }
 

@@ -1,5 +1,7 @@
 //! The program as a user runs it.
 
+mod bench;
+mod doctor;
 mod record;
 mod refusals;
 mod trace;

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use lrmoe::adamw::AdamW;
-use lrmoe::layer::{ExpertParameters, LayerConfig, LayerStats, MoeLayer};
+use lrmoe::layer::{Backend, ExpertParameters, LayerConfig, LayerStats, MoeLayer};
 use lrmoe::policy::{Policy, Selecting};
 use lrmoe_comm::{Collective, Threads};
-use lrmoe_kernels::{Activation, FfnShape};
+use lrmoe_kernels::{Activation, Cpu, FfnShape};
 use lrmoe_metric::Selection;
 use lrmoe_plan::Topology;
 use ndarray::{Array2, Array3, Axis, concatenate, s};
@@ -173,11 +173,21 @@ pub(crate) fn steps(
     shares: &[std::ops::Range<usize>],
     count: u32,
 ) -> Vec<Stepped> {
+    steps_on(&Cpu, batch, config, shares, count)
+}
+
+/// The same on any backend, which the ranks share.
+pub(crate) fn steps_on<B: Backend + Clone + Sync>(
+    backend: &B,
+    batch: &Batch,
+    config: &LayerConfig,
+    shares: &[std::ops::Range<usize>],
+    count: u32,
+) -> Vec<Stepped> {
     let per_rank = on_ranks(config.topology.ranks(), |comm| {
-        let mut layer = MoeLayer::new(config.clone(), comm.rank(), |expert| {
-            batch.parameters(expert)
-        })
-        .expect("a layer");
+        let of = |expert| batch.parameters(expert);
+        let mut layer =
+            MoeLayer::on(backend.clone(), config.clone(), comm.rank(), of).expect("a layer");
         let share = shares[comm.rank()].clone();
         (1..=count)
             .map(|number| rank_step(batch, &mut layer, comm, share.clone(), number))
@@ -205,9 +215,9 @@ pub(crate) struct RankStep {
     pub(crate) stats: LayerStats,
 }
 
-pub(crate) fn rank_step<C: Collective>(
+pub(crate) fn rank_step<B: Backend, C: Collective>(
     batch: &Batch,
-    layer: &mut MoeLayer,
+    layer: &mut MoeLayer<B>,
     comm: &mut C,
     share: std::ops::Range<usize>,
     number: u32,

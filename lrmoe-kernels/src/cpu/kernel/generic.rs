@@ -14,7 +14,7 @@ pub(in super::super) struct Raw {
     pub(super) c: *mut f32,
     pub(super) c_row: usize,
     pub(super) start: Start,
-    pub(super) ahead: Ahead,
+    pub(super) ahead: Option<Ahead>,
 }
 
 /// Multiply-add of words on vectors of one instruction set.
@@ -79,10 +79,14 @@ unsafe fn tile<O: Op, const R: usize, const V: usize, const S: usize>(
         }
         let mut b = raw.b.add(lane);
         let mut a: [*const u32; R] = array::from_fn(|r| raw.a.add((row + r) * raw.a_row).cast());
-        for chunk in 0..raw.k / CHUNK {
-            for (r, a) in a.iter().enumerate() {
-                O::prefetch_near(a.cast::<u8>().wrapping_add(R * raw.a_row));
-                raw.ahead.prefetch::<O>((row + r) * (raw.k / CHUNK) + chunk);
+        let chunks = raw.k / CHUNK;
+        let rate = raw.ahead.map_or(0, |ahead| ahead.rate(raw.m * chunks));
+        for chunk in 0..chunks {
+            if let Some(ahead) = &raw.ahead {
+                for (r, a) in a.iter().enumerate() {
+                    O::prefetch_near(a.cast::<u8>().wrapping_add(R * raw.a_row));
+                    ahead.prefetch::<O>(row * chunks + chunk * R + r, rate);
+                }
             }
             for _ in 0..CHUNK / UNROLLED {
                 step::<O, R, V>(&mut sums, &a, 0, b);

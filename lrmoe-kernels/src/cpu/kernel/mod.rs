@@ -23,8 +23,6 @@ pub(super) use amx::is_usable as amx_is_usable;
 pub(super) const VECTOR: usize = 16;
 /// Most lanes of one block.
 pub(super) const LANES: usize = 64;
-/// Most words of k of one block: 64 lanes of B fill 32 KiB.
-pub(super) const DEPTH: usize = 128;
 
 /// What becomes of C's content before a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +57,11 @@ pub(super) struct Block<'a, T> {
     pub(super) c_row: usize,
     /// What the sums begin with.
     pub(super) start: Start,
-    /// What will be read next.
-    pub(super) ahead: Ahead,
+    /// What will be read next; `None` where the processor itself sees the pattern.
+    pub(super) ahead: Option<Ahead>,
 }
 
-/// Lines to fetch into the second cache during a product: `m k / 16` of them, row by row.
+/// Lines to fetch into the second cache during a product, evenly over it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ahead {
     /// Where the first row begins; only ever prefetched, so it need not be valid.
@@ -72,24 +70,30 @@ pub(super) struct Ahead {
     pub(super) row: usize,
     /// Binary logarithm of the lines of a row.
     pub(super) lines: u32,
-    /// The last line of interest.
-    pub(super) last: usize,
+    /// Lines of all rows.
+    pub(super) count: usize,
 }
 
 impl Ahead {
-    /// A block of weights `stride` elements apart, whose rows are one block deep.
-    pub(super) fn weights<T>(start: *const T, stride: usize) -> Self {
-        Self {
-            start: start.cast(),
-            row: stride * size_of::<T>(),
-            lines: (DEPTH / VECTOR).ilog2(),
-            last: usize::MAX,
-        }
+    /// Whole rows for each of `count` blocks.
+    pub(super) fn parts(self, count: usize) -> impl Iterator<Item = Self> {
+        let rows = (self.count >> self.lines).div_ceil(count);
+        (0..count).map(move |i| Self {
+            start: self.start.wrapping_add(i * rows * self.row),
+            count: rows << self.lines,
+            ..self
+        })
+    }
+
+    /// Lines of a step, in units of 2^-16, when all take `steps` of them.
+    #[inline(always)]
+    fn rate(&self, steps: usize) -> usize {
+        (self.count << 16) / steps.max(1)
     }
 
     #[inline(always)]
-    fn prefetch<O: generic::Op>(&self, line: usize) {
-        let line = line.min(self.last);
+    fn prefetch<O: generic::Op>(&self, step: usize, rate: usize) {
+        let line = (step * rate) >> 16;
         let (row, line) = (line >> self.lines, line & ((1 << self.lines) - 1));
         O::prefetch(self.start.wrapping_add(row * self.row + line * 64));
     }

@@ -48,6 +48,16 @@ impl Pass<'_> {
 impl ComputeExperts for Cuda {
     type Scratch = Scratch;
 
+    fn scratch_bytes(scratch: &Scratch) -> usize {
+        let Scratch {
+            gate,
+            up,
+            dh,
+            groups,
+        } = scratch;
+        gate.held() + up.held() + dh.held() + groups.held()
+    }
+
     fn forward(
         &self,
         shape: &FfnShape,

@@ -49,6 +49,11 @@ pub(super) struct GroupTable {
 }
 
 impl GroupTable {
+    /// Bytes of its memory.
+    pub(super) fn held(&self) -> usize {
+        self.table.held()
+    }
+
     /// Nothing is added to where `accumulate` is empty.
     pub(super) fn write(
         &mut self,

@@ -241,6 +241,10 @@ __global__ void __launch_bounds__(THREADS) weight_gradients_bf16(const TensorPar
     const u64 row = blockIdx.x / across % down * TILE;
     const u64 column = blockIdx.x % across * TILE;
     const Group group = p.groups[number];
+    // Nothing to add.
+    if (group.accumulate && group.start == group.end) {
+        return;
+    }
     const Operand a = {p.a + place(group.start, p.m, row), p.m, min(u64(TILE), p.m - row)};
     const Operand b = {p.b + place(group.start, p.n, column), p.n, min(u64(TILE), p.n - column)};
     float* c = static_cast<float*>(p.c) + number * p.m * p.n + place(row, p.n, column);

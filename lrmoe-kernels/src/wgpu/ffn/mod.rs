@@ -56,6 +56,12 @@ impl<'a> Pass<'a> {
 impl ComputeExperts for Wgpu {
     type Scratch = Scratch;
 
+    fn scratch_bytes(scratch: &Scratch) -> usize {
+        let Scratch { gate, up, dh } = scratch;
+        let elements: usize = [gate, up, dh].map(Self::len).iter().sum();
+        elements * size_of::<f32>()
+    }
+
     fn forward(
         &self,
         shape: &FfnShape,

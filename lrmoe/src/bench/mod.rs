@@ -1,0 +1,266 @@
+//! One MoE layer timed on one rank: dropless training against LRMoE at several retentions, in turns.
+//!
+//! All contenders are the same layer, with the same weights and the same input, under another policy. A round runs a step of each; ratios are
+//! taken within a round, so that a machine that grows slower or faster does not change them. Beside every step a canary
+//! ([`Report::cores`]) says how many cores the threads had: where they had less than three quarters of what there should be, the round is
+//! repeated, and if that does not help, counted.
+//!
+//! The input: x and dy are normal, gate weights a softmax of normal numbers, and a token's experts the top k of zipf * -ln(e + 1) + Gumbel
+//! noise for expert e, so that expert e is drawn with weight (e + 1)^-zipf without replacement.
+
+mod error;
+mod measure;
+mod meters;
+mod report;
+mod table;
+mod workload;
+
+use lrmoe_kernels::{Cpu, FfnShape};
+use lrmoe_metric::Score;
+use lrmoe_plan::{ExpertShape, Fixed, MemoryModel, Stash};
+
+pub use error::BenchError;
+pub use report::{ContenderReport, Pass, Report, Timing};
+
+use crate::config::Device;
+use crate::error::Error;
+use crate::layer::Backend;
+use crate::trace::synth::MOST_ZIPF;
+use measure::{Contender, Subject, rounds};
+
+/// What is timed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Name of the sizes, for the report.
+    pub model: String,
+    /// Sizes and activation of an expert.
+    pub shape: FfnShape,
+    /// Where the layer computes.
+    pub device: Device,
+    /// Experts of the layer.
+    pub experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// Tokens of a step.
+    pub tokens: usize,
+    /// Exponent of the experts' popularity; 0 makes them alike.
+    pub zipf: f64,
+    /// Retentions at which LRMoE runs, each in [0, 1].
+    pub retentions: Vec<f64>,
+    /// What pairs are judged by.
+    pub score: Score,
+    /// Most rows that the layer takes forward at once.
+    pub chunk_rows: u64,
+    /// Rounds that count.
+    pub steps: usize,
+    /// Rounds before them that do not.
+    pub warmup: usize,
+    /// Seed of weights, input and selection.
+    pub seed: u64,
+}
+
+impl Settings {
+    /// Checks what can be checked before anything is allocated, the memory of this machine included.
+    ///
+    /// # Errors
+    /// [`BenchError::OutOfRange`], [`BenchError::Repeated`], [`BenchError::Memory`].
+    pub fn check(&self) -> Result<(), BenchError> {
+        for (name, value) in [
+            ("experts", self.experts),
+            ("width", self.shape.width),
+            ("hidden", self.shape.hidden),
+            ("tokens", self.tokens),
+            ("steps", self.steps),
+        ] {
+            error::within(name, value, 1, u32::MAX as usize)?;
+        }
+        error::within("top-k", self.top_k, 1, self.experts)?;
+        let pairs = self.tokens.saturating_mul(self.top_k);
+        error::within("tokens times top-k", pairs, 1, u32::MAX as usize)?;
+        error::within("chunk-rows", self.chunk_rows, 1, u64::MAX)?;
+        error::within("zipf", self.zipf, 0.0, MOST_ZIPF)?;
+        for (i, retention) in self.retentions.iter().enumerate() {
+            error::within("retention", *retention, 0.0, 1.0)?;
+            if self.retentions[..i].contains(retention) {
+                return Err(BenchError::Repeated(*retention));
+            }
+        }
+        self.check_memory()
+    }
+
+    fn check_memory(&self) -> Result<(), BenchError> {
+        let needed = self.needed_bytes();
+        match meters::available_bytes() {
+            Some(available) if available < needed.total() => Err(BenchError::Memory {
+                weights: needed.weights,
+                rows: needed.rows,
+                available,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What a dropless step holds, as the memory model counts it.
+    fn needed_bytes(&self) -> Needed {
+        let shape = ExpertShape {
+            width: self.shape.width,
+            hidden: self.shape.hidden,
+            gated: self.shape.activation.is_gated(),
+            bytes: size_of::<f32>(),
+        };
+        let model = MemoryModel {
+            shape,
+            top_k: self.top_k,
+            tokens: self.tokens,
+            chunk_rows: self.chunk_rows,
+            stash: Stash::Recompute,
+            keeps_outputs: false,
+            fixed: 0,
+        };
+        let rows = (self.tokens * self.top_k) as u64;
+        let placement = Fixed::placement(self.experts, 1).expect("there is a rank");
+        let memory = model.of_rank(&placement, 0, 0, rows, rows);
+        // Of the optimizer's state the master weights alone are touched: nothing is updated here.
+        let weights = memory.placement.saturating_add(memory.optimizer / 3);
+        // x, y, dy and dx of the trainer.
+        let tokens = 4 * (self.tokens as u64).saturating_mul(shape.width as u64 * 4);
+        let buffers = memory.token_buffers().saturating_add(memory.stash);
+        Needed {
+            weights,
+            rows: buffers.saturating_add(tokens),
+        }
+    }
+}
+
+/// Bytes that a run takes.
+struct Needed {
+    /// Weights, their gradients and the optimizer's copy.
+    weights: u64,
+    /// Everything that grows with rows.
+    rows: u64,
+}
+
+impl Needed {
+    fn total(&self) -> u64 {
+        self.weights.saturating_add(self.rows)
+    }
+}
+
+/// Threads for a benchmark.
+///
+/// # Errors
+/// [`BenchError::OutOfRange`] for none or more than 4,096, [`BenchError::Threads`].
+pub fn pool(threads: usize) -> Result<rayon::ThreadPool, BenchError> {
+    error::within("threads", threads, 1, 4096)?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    pool.map_err(|source| BenchError::Threads { threads, source })
+}
+
+/// Times the layer on the threads of the current rayon pool. `observe` is told what is being done, and how many of how many rounds are done.
+///
+/// # Errors
+/// What [`Settings::check`] refuses; what the layer refuses; a device that is not there, or not in this program.
+pub fn bench(
+    settings: &Settings,
+    observe: impl FnMut(&str, usize, usize),
+) -> Result<Report, Error> {
+    settings.check()?;
+    match settings.device {
+        Device::Cpu => bench_on(Cpu, settings, observe),
+        #[cfg(feature = "wgpu")]
+        Device::Wgpu => {
+            let wgpu = lrmoe_kernels::Wgpu::new().map_err(Error::Device)?;
+            bench_on(wgpu, settings, observe)
+        }
+        #[cfg(not(feature = "wgpu"))]
+        device => Err(crate::config::ConfigError::NotBuilt { device }.into()),
+    }
+}
+
+fn bench_on<B: Backend + Clone>(
+    backend: B,
+    settings: &Settings,
+    mut observe: impl FnMut(&str, usize, usize),
+) -> Result<Report, Error> {
+    let all = settings.warmup + settings.steps;
+    observe("filling the layer", 0, all);
+    let mut subject = Subject::new(backend, settings)?;
+    let mut contenders = Contender::all(settings);
+    let rounds = rounds(settings, &mut subject, &mut contenders, |what, done| {
+        observe(what, done, all);
+    })?;
+    Ok(report::report(
+        settings,
+        &subject.workload,
+        &contenders,
+        &rounds,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use lrmoe_kernels::Activation;
+
+    use super::*;
+
+    /// A layer that takes milliseconds.
+    pub(super) fn tiny() -> Settings {
+        Settings {
+            model: "tiny".to_owned(),
+            shape: FfnShape {
+                width: 16,
+                hidden: 8,
+                activation: Activation::SwiGlu,
+            },
+            device: Device::Cpu,
+            experts: 4,
+            top_k: 2,
+            tokens: 32,
+            zipf: 0.0,
+            retentions: vec![0.5],
+            score: Score::DownGrad,
+            chunk_rows: 4096,
+            steps: 1,
+            warmup: 0,
+            seed: 1,
+        }
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_refused_with_figures() {
+        let settings = Settings {
+            tokens: 1 << 28,
+            shape: FfnShape {
+                width: 1 << 20,
+                ..tiny().shape
+            },
+            ..tiny()
+        };
+        let error = settings.check().expect_err("petabytes").to_string();
+        assert!(error.contains("lower --experts"), "{error}");
+    }
+
+    #[test]
+    fn memory_of_a_real_layer_is_about_what_its_parts_are() {
+        let settings = Settings {
+            shape: FfnShape {
+                width: 2048,
+                hidden: 768,
+                ..tiny().shape
+            },
+            experts: 128,
+            top_k: 8,
+            tokens: 4096,
+            ..tiny()
+        };
+        let needed = settings.needed_bytes();
+        assert_eq!(needed.weights, 3 * 4 * 128 * 3 * 2048 * 768);
+        // 32,768 rows of 5 D + 3 F, chunks of 4,096 of 4 D, tokens of 5 D.
+        let rows = 4 * (32_768 * (5 * 2048 + 3 * 768) + 4096 * 4 * 2048 + 4096 * 5 * 2048);
+        assert!(
+            needed.rows > rows && needed.rows < rows + rows / 50,
+            "{} for {rows}",
+            needed.rows
+        );
+    }
+}

@@ -1,0 +1,146 @@
+//! What the forward pass leaves for the backward pass (stash mode `recompute`): the pairs, |h|^2 once per pair. x stays with the caller.
+
+use lrmoe_metric::{Pairs, SquaredNorm};
+use lrmoe_plan::Quotas;
+use ndarray::{Array2, ArrayView2};
+
+use super::Backend;
+use super::buffers::{Buffers, bytes};
+use crate::error::Error;
+use crate::policy::Policy;
+
+/// What is left of the last training forward pass, in buffers that are kept from step to step.
+#[derive(Debug)]
+pub(super) struct Stash<B: Backend> {
+    /// Number of its step, until the backward pass takes it.
+    pub(super) step: Option<u32>,
+    pub(super) expert_ids: Array2<i32>,
+    pub(super) gate_weights: Array2<f32>,
+    pub(super) first_pair: u64,
+    pub(super) quotas: Option<Quotas>,
+    pub(super) pairs: PairStash<B>,
+}
+
+impl<B: Backend> Default for Stash<B> {
+    fn default() -> Self {
+        Self {
+            step: None,
+            expert_ids: Array2::default((0, 0)),
+            gate_weights: Array2::default((0, 0)),
+            first_pair: 0,
+            quotas: None,
+            pairs: PairStash::default(),
+        }
+    }
+}
+
+impl<B: Backend> Stash<B> {
+    pub(super) fn bytes(&self) -> usize {
+        self.expert_ids.len() * (size_of::<i32>() + size_of::<f32>())
+            + bytes::<B, SquaredNorm>(&self.pairs.h_norms)
+            + self.pairs.rows.capacity() * size_of::<u32>()
+            + self.pairs.outputs.len() * size_of::<f32>()
+    }
+}
+
+/// What of it is kept of each pair, where the policy wants it.
+#[derive(Debug)]
+pub(super) struct PairStash<B: Backend> {
+    keeps_norms: bool,
+    keeps_outputs: bool,
+    /// `[pairs]`; those of masked pairs mean nothing.
+    h_norms: B::Buffer<SquaredNorm>,
+    /// The experts' outputs, without the gate weight, `[pairs, width]`.
+    outputs: Array2<f32>,
+    /// Where in the order in which they went out the pairs stand, `[pairs]`.
+    rows: Vec<u32>,
+}
+
+impl<B: Backend> Default for PairStash<B> {
+    fn default() -> Self {
+        Self {
+            keeps_norms: false,
+            keeps_outputs: false,
+            h_norms: Default::default(),
+            outputs: Array2::default((0, 0)),
+            rows: Vec::new(),
+        }
+    }
+}
+
+impl<B: Backend> PairStash<B> {
+    /// Makes room for `rows` rows of these pairs, if `training`.
+    pub(super) fn start(
+        &mut self,
+        backend: &B,
+        buffers: &mut Buffers<B>,
+        policy: Option<&Policy>,
+        (pairs, rows, width): (usize, usize, usize),
+    ) -> Result<(), Error> {
+        self.keeps_norms = policy.is_some_and(Policy::needs_h);
+        self.keeps_outputs = policy.is_some_and(Policy::needs_outputs);
+        if self.keeps_norms {
+            // A row that masked pairs can name, in any case.
+            backend.resize(&mut buffers.all_norms, rows.max(1))?;
+        }
+        if self.keeps_outputs && self.outputs.dim() != (pairs, width) {
+            self.outputs = Array2::zeros((pairs, width));
+        }
+        Ok(())
+    }
+
+    pub(super) fn keeps_norms(&self) -> bool {
+        self.keeps_norms
+    }
+
+    pub(super) fn keeps_outputs(&self) -> bool {
+        self.keeps_outputs
+    }
+
+    /// Puts the output rows `[pairs, width]` of these pairs by.
+    pub(super) fn take_outputs(&mut self, pairs: &[u32], rows: &[f32]) {
+        let width = self.outputs.ncols();
+        for (pair, row) in pairs.iter().zip(rows.chunks_exact(width)) {
+            let row = ArrayView2::from_shape((1, width), row).expect("a row of the width");
+            self.outputs.row_mut(*pair as usize).assign(&row.row(0));
+        }
+    }
+
+    /// Puts the norms, which lie in the order of `gone`, in the order of the pairs.
+    pub(super) fn finish(
+        &mut self,
+        backend: &B,
+        buffers: &Buffers<B>,
+        gone: &[u32],
+        pairs: &Pairs<'_>,
+    ) -> Result<(), Error> {
+        if !self.keeps_norms {
+            return Ok(());
+        }
+        self.rows.clear();
+        self.rows.resize(pairs.len(), 0);
+        for (row, pair) in (0..).zip(gone) {
+            self.rows[*pair as usize] = row;
+        }
+        let index = backend.row_index(&self.rows, B::len(&buffers.all_norms))?;
+        backend.gather(&buffers.all_norms, 1, &index, &mut self.h_norms)?;
+        Ok(())
+    }
+
+    pub(super) fn h_norms(&self) -> Option<&B::Buffer<SquaredNorm>> {
+        self.keeps_norms.then_some(&self.h_norms)
+    }
+
+    pub(super) fn outputs(&self) -> Option<&Array2<f32>> {
+        self.keeps_outputs.then_some(&self.outputs)
+    }
+}
+
+/// Copies an array into memory that is kept, if it has the size.
+pub(super) fn keep<T: Copy>(from: ArrayView2<'_, T>, to: &mut Array2<T>) {
+    if to.dim() == from.dim() {
+        to.assign(&from);
+    } else {
+        *to = from.as_standard_layout().into_owned();
+    }
+}
