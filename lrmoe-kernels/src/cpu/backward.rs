@@ -43,7 +43,7 @@ pub(super) fn backward<T: Storage>(
     let mut dp = outputs.dp;
     let height = tile_rows(experts);
     let (scratch, pre, hidden) = workspace.for_backward::<T>(
-        Scratch::words(experts, height).max(wgrad::scratch_words::<T>()),
+        Scratch::words(experts, height).max(wgrad::scratch_words(experts)),
         of_pre * kept_rows(experts, experts.instances()),
         hidden_width * dp.len(),
     );

@@ -5,6 +5,7 @@ use super::{
     Cpu, HostBuffer,
     copy::{RowCopy, Stores, copy_rows},
     isa::{Isa, vectorised},
+    tile::share,
 };
 use crate::{
     CompactRows, Element, Error, FfnElement, Memory, PairRows, RowIndex,
@@ -151,8 +152,13 @@ impl CompactRows for Cpu {
         let isa = Isa::detect();
         let (tokens, row_bytes) = (tokens_per_task(width), width * size_of::<T>());
         let stores = Stores::for_output(pairs.tokens, row_bytes);
-        let task = |(slots, sums, rounded): &mut (Slots, Vec<f32>, Vec<T>),
-                    (task, out): (usize, &mut [T])| {
+        let room = || {
+            let rounded = vec![T::default(); width];
+            (Slots::new(pairs.top_k), vec![0.0; width], rounded)
+        };
+        let mut rooms: Vec<_> = (0..rayon::current_num_threads()).map(|_| room()).collect();
+        let tasks = out.chunks_mut(tokens * width).enumerate();
+        share(&mut rooms, tasks, |(slots, sums, rounded), (task, out)| {
             for (place, out) in out.chunks_exact_mut(width).enumerate() {
                 slots.find(&terms, task * tokens + place);
                 sums.fill(0.0);
@@ -173,16 +179,7 @@ impl CompactRows for Cpu {
                 unsafe { stores.copy(&[row], row_bytes) };
             }
             stores.finish();
-        };
-        out.par_chunks_mut(tokens * width)
-            .enumerate()
-            .for_each_init(
-                || {
-                    let rounded = vec![T::default(); width];
-                    (Slots::new(pairs.top_k), vec![0.0; width], rounded)
-                },
-                task,
-            );
+        });
         Ok(())
     }
 

@@ -5,12 +5,11 @@ use std::{ops::Range, ptr};
 
 use rayon::prelude::*;
 
+use super::stream::{self, LINE};
 use crate::{Element, compact::NO_ROW};
 
 /// Outputs from this size on are written past the caches.
 const STREAMED_BYTES: usize = 8 << 20;
-/// Bytes of a cache line.
-const LINE: usize = 64;
 /// Rows that are streamed in turns: memory serves several rows at a time faster than one after the other.
 const AT_ONCE: usize = 8;
 /// Lines of a row in a turn.
@@ -53,16 +52,14 @@ impl Stores {
             // SAFETY: as the caller says.
             Self::Streaming => rows
                 .chunks(AT_ONCE)
-                .for_each(|rows| unsafe { stream(rows, row_bytes) }),
+                .for_each(|rows| unsafe { copy_in_turns(rows, row_bytes) }),
         }
     }
 
     /// Ends a task's stores.
     pub(super) fn finish(self) {
-        #[cfg(target_arch = "x86_64")]
         if self == Self::Streaming {
-            // SAFETY: SSE is part of x86-64.
-            unsafe { std::arch::x86_64::_mm_sfence() };
+            stream::finish();
         }
     }
 }
@@ -86,7 +83,7 @@ impl RowCopy {
 /// # Safety
 ///
 /// As for [`Stores::copy`]; and `row_bytes` is at least [`LINE`].
-unsafe fn stream(rows: &[RowCopy], row_bytes: usize) {
+unsafe fn copy_in_turns(rows: &[RowCopy], row_bytes: usize) {
     let mut starts = [0; AT_ONCE];
     for (row, start) in rows.iter().zip(&mut starts) {
         *start = row.to.addr().wrapping_neg() % LINE;
@@ -107,37 +104,9 @@ unsafe fn stream(rows: &[RowCopy], row_bytes: usize) {
             let count = lines.min(first + TURN).saturating_sub(first);
             let at = start + first * LINE;
             // SAFETY: the row has so many lines from its first whole one, whose address is a multiple of a line's.
-            unsafe { stream_lines(row.from.add(at), row.to.add(at), count) };
+            unsafe { stream::lines(row.from.add(at), row.to.add(at), count) };
         }
     }
-}
-
-/// # Safety
-///
-/// Both pointers reach so many lines; `to` is aligned to one.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-unsafe fn stream_lines(from: *const u8, to: *mut u8, count: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-
-    const PARTS: usize = LINE / size_of::<__m128i>();
-    let (from, to) = (from.cast::<__m128i>(), to.cast::<__m128i>());
-    for line in 0..count {
-        for part in 0..PARTS {
-            let at = line * PARTS + part;
-            // SAFETY: SSE2 is part of x86-64, and the line is in bounds and aligned.
-            unsafe { _mm_stream_si128(to.add(at), _mm_loadu_si128(from.add(at))) };
-        }
-    }
-}
-
-/// # Safety
-///
-/// Both pointers reach so many lines.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn stream_lines(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: as the caller says.
-    unsafe { to.copy_from_nonoverlapping(from, count * LINE) };
 }
 
 /// An output that tasks write to, each at rows of its own.

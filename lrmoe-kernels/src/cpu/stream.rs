@@ -3,19 +3,25 @@
 //!
 //! Other cores see them after [`finish`].
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{_mm_loadu_ps, _mm_sfence, _mm_stream_ps};
+use super::workspace::Line;
 
-use super::{kernel::VECTOR, workspace::Line};
+/// Bytes of a cache line.
+pub(super) const LINE: usize = size_of::<Line>();
 
 /// Copies; where `to` has no whole lines, through the caches.
 pub(super) fn copy(from: &[f32], to: &mut [f32]) {
     let (to_first, to_lines, to_rest) = bytemuck::pod_align_to_mut::<f32, Line>(to);
     let (from_first, from) = from.split_at(to_first.len());
-    let (from_lines, from_rest) = from.as_chunks();
+    let (from_lines, from_rest) = from.split_at(from.len() - to_rest.len());
+    assert_eq!(size_of_val(from_lines), size_of_val(to_lines));
     to_first.copy_from_slice(from_first);
-    for (to, from) in to_lines.iter_mut().zip(from_lines) {
-        store(from, to);
+    // SAFETY: both have so many lines, by the assertion; those written are whole ones.
+    unsafe {
+        lines(
+            from_lines.as_ptr().cast(),
+            to_lines.as_mut_ptr().cast(),
+            to_lines.len(),
+        );
     }
     to_rest.copy_from_slice(from_rest);
 }
@@ -33,18 +39,34 @@ pub(super) fn before_lines(values: &[f32]) -> usize {
     bytemuck::pod_align_to::<f32, Line>(values).0.len()
 }
 
+/// Copies so many lines.
+///
+/// # Safety
+///
+/// Both pointers reach so many lines; `to` is aligned to one.
 #[cfg(target_arch = "x86_64")]
-fn store(from: &[f32; VECTOR], to: &mut Line) {
-    let to: *mut f32 = std::ptr::from_mut(to).cast();
-    for i in (0..VECTOR).step_by(4) {
-        // SAFETY: these four elements are in the array and in the line, and at a multiple of 16 bytes in the latter. Every x86_64 has SSE.
-        unsafe { _mm_stream_ps(to.add(i), _mm_loadu_ps(from.as_ptr().add(i))) }
+#[inline(always)]
+pub(super) unsafe fn lines(from: *const u8, to: *mut u8, count: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+
+    const PARTS: usize = LINE / size_of::<__m128i>();
+    let (from, to) = (from.cast::<__m128i>(), to.cast::<__m128i>());
+    for line in 0..count {
+        for part in 0..PARTS {
+            let at = line * PARTS + part;
+            // SAFETY: SSE2 is part of x86-64, and the line is in bounds and aligned.
+            unsafe { _mm_stream_si128(to.add(at), _mm_loadu_si128(from.add(at))) };
+        }
     }
 }
 
+/// # Safety
+///
+/// Both pointers reach so many lines.
 #[cfg(not(target_arch = "x86_64"))]
-fn store(from: &[f32; VECTOR], to: &mut Line) {
-    *to = bytemuck::cast(*from);
+pub(super) unsafe fn lines(from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: as the caller says.
+    unsafe { to.copy_from_nonoverlapping(from, count * LINE) };
 }
 
 /// Makes what this thread stored visible to whom it tells so.
@@ -52,6 +74,6 @@ pub(super) fn finish() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86_64 has SSE.
     unsafe {
-        _mm_sfence();
+        std::arch::x86_64::_mm_sfence();
     }
 }

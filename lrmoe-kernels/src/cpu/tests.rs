@@ -1,5 +1,8 @@
 //! Every path that this machine has, in both types: against plain loops in f64, and row by row.
 
+mod oracle;
+mod rows;
+
 use std::{
     ops::Range,
     sync::{Mutex, PoisonError},
@@ -7,17 +10,16 @@ use std::{
 
 use half::bf16;
 use lrmoe_metric::SquaredNorm;
-use ndarray::{Array1, Array2, Array3, ArrayView2, Axis, s};
+use ndarray::{Array1, Array2, Array3, s};
+
+use oracle::oracle;
 
 use super::{
     Cpu, Workspace,
     element::{FfnElement, Storage},
     isa::{Isa, forced},
 };
-use crate::{
-    Activation, BackwardRows, CompactRows, ExpertFfn, FfnShape, HostBuffer, Memory, SelectPairs,
-    StashFfn, WeightGradients, Weights,
-};
+use crate::{Activation, BackwardRows, ExpertFfn, FfnShape, StashFfn, WeightGradients, Weights};
 
 /// One path at a time: which one is forced is known to all threads.
 static ONE_PATH: Mutex<()> = Mutex::new(());
@@ -209,60 +211,6 @@ impl<T: FfnElement> Problem<T> {
     }
 }
 
-/// What the results must be, in f64 from the stored values.
-struct Expected {
-    out: Array2<f64>,
-    norms: Array1<f64>,
-    dx: Array2<f64>,
-    dp: Array1<f64>,
-    gradients: [Array3<f64>; 3],
-}
-
-fn oracle<T: FfnElement>(problem: &Problem<T>) -> Expected {
-    let double2 = |a: ArrayView2<'_, T>| a.mapv(|x| f64::from(x.widened()));
-    let mut expected = Expected {
-        out: double2(problem.x.view()),
-        norms: Array1::zeros(problem.x.nrows()),
-        dx: double2(problem.x.view()),
-        dp: Array1::zeros(problem.x.nrows()),
-        gradients: [&problem.gate, &problem.up, &problem.down].map(|m| m.mapv(|_| 0.0)),
-    };
-    for e in 0..problem.offsets.len() - 1 {
-        let [gate, up, down] =
-            [&problem.gate, &problem.up, &problem.down].map(|m| double2(m.index_axis(Axis(0), e)));
-        for row in problem.offsets[e]..problem.offsets[e + 1] {
-            let [x, dy] = [&problem.x, &problem.dy]
-                .map(|a| double2(a.slice(s![row..=row, ..])).remove_axis(Axis(0)));
-            let (p, w) = (f64::from(problem.p[row]), f64::from(problem.w[row]));
-            let (g, u) = (gate.dot(&x), up.dot(&x));
-            let sigmoid = g.mapv(|g| 1.0 / (1.0 + (-g).exp()));
-            let silu = &g * &sigmoid;
-            let slope = &sigmoid * &(1.0 + &g * &(1.0 - &sigmoid));
-            let (h, b) = (&silu * &u, down.t().dot(&dy));
-            let (dg, du) = (&b * &u * &slope * p, &b * &silu * p);
-            expected.out.row_mut(row).assign(&down.dot(&h));
-            expected.norms[row] = h.dot(&h).sqrt();
-            expected
-                .dx
-                .row_mut(row)
-                .assign(&(gate.t().dot(&dg) + up.t().dot(&du)));
-            expected.dp[row] = b.dot(&h);
-            let outer = |a: &Array1<f64>, b: &Array1<f64>| {
-                a.view()
-                    .insert_axis(Axis(1))
-                    .dot(&b.view().insert_axis(Axis(0)))
-                    * w
-            };
-            let terms = [outer(&dg, &x), outer(&du, &x), outer(&dy, &h) * p];
-            for (gradient, term) in expected.gradients.iter_mut().zip(terms) {
-                let mut of_expert = gradient.index_axis_mut(Axis(0), e);
-                of_expert += &term;
-            }
-        }
-    }
-    expected
-}
-
 #[track_caller]
 fn assert_close<'a>(
     what: &str,
@@ -430,46 +378,4 @@ fn fused_paths_agree_to_the_bit() {
             assert!(expected.get_or_insert_with(|| got.clone()) == &got, "{isa}");
         }
     });
-}
-
-/// Norms and sums of rows are defined to the bit, so that no path may differ.
-fn rows_on_every_path<T: FfnElement>() {
-    let value = |i: usize| T::narrowed((i as f32 * 0.37).sin() * 2_f32.powi(i as i32 % 40 - 20));
-    for (tokens, top_k, width) in [(1, 1, 1), (5, 3, 63), (9, 8, 200), (2, 2, 1024)] {
-        let pairs: Vec<_> = (0..(tokens * top_k) as u32).rev().collect();
-        let values: Vec<_> = (0..pairs.len() * width).map(value).collect();
-        let weights: Vec<_> = (0..pairs.len()).map(|i| 0.1 + i as f32 / 7.0).collect();
-        let mut expected = vec![0.0_f32; tokens * width];
-        for (row, &pair) in pairs.iter().enumerate().rev() {
-            let sums = &mut expected[pair as usize / top_k * width..][..width];
-            for (sum, &value) in sums.iter_mut().zip(&values[row * width..]) {
-                *sum += weights[row] * value.widened();
-            }
-        }
-        let widened: Vec<_> = values.iter().map(|&value| value.widened()).collect();
-        on_every_path(|isa| {
-            let rows = Cpu.upload(&values).unwrap();
-            let mut norms = HostBuffer::default();
-            Cpu.squared_norms(&rows, [pairs.len(), width], &mut norms)
-                .unwrap();
-            for (norm, row) in norms.iter().zip(widened.chunks_exact(width)) {
-                assert_eq!(*norm, SquaredNorm::of(row), "{isa}");
-            }
-            let pairs = Cpu.pair_rows(&pairs, tokens, top_k).unwrap();
-            let (weights, mut out) = (Cpu.upload(&weights).unwrap(), HostBuffer::default());
-            Cpu.combine(&rows, width, &pairs, Some(&weights), &mut out)
-                .unwrap();
-            let bits = |value: f32| value.to_bits();
-            let found: Vec<_> = out.iter().map(|value| bits(value.widened())).collect();
-            let rounded: Vec<_> =
-                (expected.iter().map(|&sum| bits(T::narrowed(sum).widened()))).collect();
-            assert_eq!(found, rounded, "{isa}");
-        });
-    }
-}
-
-#[test]
-fn rows_are_the_same_on_every_path() {
-    rows_on_every_path::<f32>();
-    rows_on_every_path::<bf16>();
 }

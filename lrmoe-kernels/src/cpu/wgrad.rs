@@ -115,8 +115,7 @@ fn outputs_of_piece<T: Storage>(
     matrices: usize,
 ) -> usize {
     const PIECES_PER_THREAD: usize = 8;
-    let rows = experts.rows_of(instance).len().next_multiple_of(UNIT);
-    let words = words::<T>(rows).clamp(1, CHUNK_WORDS);
+    let words = chunk_words::<T>(experts.rows_of(instance).len()).max(1);
     let (width, hidden) = (experts.shape.width, experts.shape.hidden);
     let all = (experts.pre_activations() * hidden + width) * experts.instances();
     let fair = all / (PIECES_PER_THREAD * rayon::current_num_threads());
@@ -169,7 +168,8 @@ fn write_piece<T: Storage>(
     }
     let (width, hidden) = (experts.shape.width, experts.shape.hidden);
     let of_pre = experts.pre_activations() * hidden;
-    let packed = take(&mut scratch, RIGHT_WORDS);
+    let packed = right_words(chunk_words::<T>(rows.len()), width.max(hidden));
+    let packed = take(&mut scratch, packed);
     let sums = bytemuck::cast_slice_mut(take(&mut scratch, OUTPUTS * LANES));
     let height = height_of(rows.len(), kept.height);
     // Whole tiles.
@@ -387,6 +387,22 @@ fn line_panels(width: usize, before_lines: usize) -> impl Iterator<Item = Range<
 }
 
 /// Words of scratch for each thread.
-pub(super) fn scratch_words<T: Storage>() -> usize {
-    LEFT_WORDS + RIGHT_WORDS + (OUTPUTS + words::<T>(ROWS)) * LANES
+pub(super) fn scratch_words<T: Storage>(experts: &Experts<'_, T>) -> usize {
+    let (width, hidden) = (experts.shape.width, experts.shape.hidden);
+    let rows = (0..experts.instances()).map(|i| experts.rows_of(i).len());
+    let depth = chunk_words::<T>(rows.max().unwrap_or(0));
+    let left = LEFT_WORDS.min(depth * width.next_multiple_of(UNIT));
+    padded(left) + right_words(depth, width.max(hidden)) + (OUTPUTS + words::<T>(ROWS)) * LANES
+}
+
+/// Words of the largest chunk of an instance with so many rows.
+fn chunk_words<T: Storage>(rows: usize) -> usize {
+    words::<T>(rows.next_multiple_of(UNIT)).min(CHUNK_WORDS)
+}
+
+/// Words for packed panels of gradients of this width.
+fn right_words(depth: usize, width: usize) -> usize {
+    // One panel more than without lines, and an empty chunk takes none.
+    let panels = panels(width + VECTOR).count();
+    RIGHT_WORDS.min(depth.max(1) * LANES * panels)
 }

@@ -45,6 +45,7 @@ impl<B: Backend> MoeLayer<B> {
             self.stats = LayerStats::default();
             stash = std::mem::take(&mut self.stash);
             stash.step = None;
+            self.rows.has_x = false;
         }
         comm.barrier()?;
         clock.lap(&mut self.stats.seconds, Stage::Wait);

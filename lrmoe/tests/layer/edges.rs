@@ -1,8 +1,10 @@
 //! Routing that leaves ranks or experts empty, or piles everything on one.
 
+use lrmoe::error::Error;
 use lrmoe::layer::{LayerConfig, MoeLayer};
 use lrmoe::policy::{DxWeight, Policy, RouterGradient, Selecting};
-use lrmoe_comm::Collective;
+use lrmoe_comm::{Collective, Solo};
+use lrmoe_kernels::{Cpu, HostBuffer, Memory};
 use lrmoe_metric::{Method, Score};
 use lrmoe_plan::QuotaPolicy;
 use ndarray::s;
@@ -211,4 +213,27 @@ fn memory_bounds_what_runs_backward() {
         layer.backward(comm, batch.dy.slice(rows)).is_err()
     });
     assert_eq!(refused, [true; 3]);
+}
+
+#[test]
+fn an_array_of_gradients_needs_the_inputs_of_an_array() {
+    let batch = Batch::random(6, (8, 4), (2, 1), 3);
+    let config = batch.config(1, Policy::Dropless);
+    let mut layer = MoeLayer::new(config, 0, |e| batch.parameters(e)).expect("a layer");
+    let (x, ids, p) = (
+        batch.x.view(),
+        batch.expert_ids.view(),
+        batch.gate_weights.view(),
+    );
+    layer
+        .forward(&mut Solo, x, ids, p, Some(1))
+        .expect("forward");
+    let rows = Cpu.upload(batch.x.as_slice().expect("standard layout"));
+    let (rows, mut y) = (rows.expect("memory"), HostBuffer::default());
+    layer
+        .forward_rows(&mut Solo, &rows, ids, p, Some(2), &mut y)
+        .expect("forward");
+    // The layer has the x of step 1 alone, so it must not go on with that.
+    let refused = layer.backward(&mut Solo, batch.dy.view());
+    assert!(matches!(refused, Err(Error::NoForward)), "{refused:?}");
 }

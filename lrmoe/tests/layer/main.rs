@@ -351,10 +351,9 @@ fn measured_buffers_stay_within_the_memory_model() {
             let placement = Fixed::placement(8, ranks).expect("a placement");
             let memory = model.of_rank(&placement, rank, config.slots[rank], forward, retained);
             let modelled = memory.forward_buffers + memory.backward_buffers + memory.stash;
-            // The kernels add scratch of the size of a tile per thread, 1.7 MiB; an array of dy is copied once.
-            let scratch = rayon::current_num_threads() << 21;
+            // The kernels add scratch per thread and round each group up to 16 rows; an array of dy is copied once.
             let copy = tokens / ranks * width * 4;
-            let allowed = modelled + (scratch + copy) as u64;
+            let allowed = modelled + (8 * 16 * 3 * hidden * 4 + copy) as u64 + (1 << 20);
             assert!(
                 stats.buffer_bytes <= allowed && stats.buffer_bytes > modelled / 3,
                 "{ranks} ranks, retention {retention}: measured {}, modelled {modelled}",
