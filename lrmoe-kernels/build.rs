@@ -10,6 +10,14 @@ fn main() {
 fn compile_emulator() {
     println!("cargo:rerun-if-changed=src/cuda");
     let mut build = cc::Build::new();
+    // With the program's own, as in fuzzing: `RUSTFLAGS=-Zsanitizer=address`.
+    let sanitizers = std::env::var("CARGO_CFG_SANITIZE").unwrap_or_default();
+    if sanitizers
+        .split(',')
+        .any(|sanitizer| sanitizer == "address")
+    {
+        build.flag("-fsanitize=address");
+    }
     build
         .cpp(true)
         .std("c++17")

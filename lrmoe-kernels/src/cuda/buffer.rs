@@ -97,6 +97,16 @@ impl Cuda {
         unsafe { self.shared.driver.copy(from, to, bytes) }
     }
 
+    /// Fills bytes with zeros, of which there is at least one.
+    ///
+    /// # Safety
+    ///
+    /// From the address on, a buffer of this device has as many bytes.
+    pub(super) unsafe fn clear_bytes(&self, at: u64, bytes: usize) -> Result<(), Error> {
+        // SAFETY: as promised.
+        unsafe { self.shared.driver.clear(at, bytes) }
+    }
+
     /// Runs so many blocks of a kernel, if any.
     ///
     /// # Safety

@@ -32,21 +32,28 @@ pub fn compile(architecture: &str) -> Result<Vec<Compiled>, Error> {
     Source::ALL.iter().map(compile).collect()
 }
 
-/// Looks for the library of NVRTC.
+/// Looks for the library of NVRTC, and asks for its version (major, minor).
 ///
 /// # Errors
 ///
 /// [`Error::NoDevice`].
-pub fn find_nvrtc() -> Result<(), Error> {
+pub fn find_nvrtc() -> Result<(u32, u32), Error> {
+    let none = |reason: String| Error::NoDevice {
+        backend: "cuda",
+        reason,
+    };
     // Its functions panic without.
     // SAFETY: loading NVRTC runs nothing but its initialisers.
-    if unsafe { sys::is_culib_present() } {
-        return Ok(());
+    if !unsafe { sys::is_culib_present() } {
+        return Err(none(
+            "the library of NVRTC, which compiles kernels, is not found".into(),
+        ));
     }
-    Err(Error::NoDevice {
-        backend: "cuda",
-        reason: "the library of NVRTC, which compiles kernels, is not found".into(),
-    })
+    let (mut major, mut minor): (c_int, c_int) = (0, 0);
+    // SAFETY: two integers are written.
+    let asked = unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result();
+    asked.map_err(|error| none(format!("NVRTC does not say its version: {error}")))?;
+    Ok((major.unsigned_abs(), minor.unsigned_abs()))
 }
 
 /// What to compile for, for a card of this compute capability: itself, or the latest that NVRTC knows before it, from which a driver goes on.

@@ -17,8 +17,11 @@ use cudarc::{
 
 use super::{
     Cuda,
+    cards::find_driver,
     compile::{architecture_for, compile_source, find_nvrtc},
+    cublas::Library,
     driver::{Allocation, Driver},
+    gemm::Gemm,
     kernel::{Kernel, Source, THREADS},
 };
 use crate::Error;
@@ -30,10 +33,7 @@ impl Cuda {
     ///
     /// [`Error::NoDevice`] without a driver, without such a card or without NVRTC; those of [`from_stream`](Self::from_stream).
     pub fn new(ordinal: usize) -> Result<Self, Error> {
-        // SAFETY: loading the driver's library runs nothing but its initialisers.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(none("the driver's library (libcuda) is not found"));
-        }
+        find_driver()?;
         find_nvrtc()?;
         let reason = |error| none(explain(error));
         let context = CudaContext::new(ordinal).map_err(reason)?;
@@ -57,6 +57,7 @@ impl Cuda {
             stream,
             modules: Mutex::default(),
             functions: Mutex::default(),
+            library: Mutex::default(),
         })))
     }
 }
@@ -68,6 +69,8 @@ struct Card {
     stream: Arc<CudaStream>,
     modules: Mutex<HashMap<Source, Arc<CudaModule>>>,
     functions: Mutex<HashMap<Kernel, CudaFunction>>,
+    /// Of those who ask for it.
+    library: Mutex<Option<Library>>,
 }
 
 impl Card {
@@ -91,6 +94,17 @@ impl Card {
         let function = function.map_err(|error| shader(source, error))?;
         functions.insert(kernel, function.clone());
         Ok(function)
+    }
+
+    /// cuBLAS, which is looked for when it is first asked for.
+    fn with_library<T>(&self, work: impl FnOnce(&Library) -> Result<T, Error>) -> Result<T, Error> {
+        let mut library = self.library.lock().unwrap_or_else(PoisonError::into_inner);
+        self.bind("asking for cuBLAS")?;
+        let library = match library.take() {
+            Some(found) => library.insert(found),
+            None => library.insert(Library::new(&self.stream)?),
+        };
+        work(library)
     }
 
     fn module(&self, source: Source) -> Result<Arc<CudaModule>, Error> {
@@ -172,6 +186,21 @@ impl Driver for Card {
             .map(drop)
             .map_err(|error| refused("launching a kernel", 0, error))
     }
+
+    fn find_library(&self) -> Result<(), Error> {
+        self.with_library(|_| Ok(()))
+    }
+
+    unsafe fn multiply(&self, products: &[Gemm]) -> Result<(), Error> {
+        let of = |operand: usize| products.iter().map(move |product| product.at[operand]);
+        let pointers: Vec<u64> = of(0).chain(of(1)).chain(of(2)).collect();
+        // Freed in the order of the stream, after the products.
+        let list = self.allocate(size_of_val(&pointers[..]))?;
+        // SAFETY: the list has room for the pointers.
+        unsafe { self.write(bytemuck::cast_slice(&pointers), list.address()) }?;
+        // SAFETY: as promised; the list is that of the products.
+        self.with_library(|library| unsafe { library.multiply(products, list.address()) })
+    }
 }
 
 /// Room for the struct of any kernel.
@@ -229,7 +258,7 @@ fn is_known(bytes: &[u8]) -> bool {
     found == CUresult::CUDA_SUCCESS
 }
 
-fn none(reason: impl Into<String>) -> Error {
+pub(super) fn none(reason: impl Into<String>) -> Error {
     Error::NoDevice {
         backend: "cuda",
         reason: reason.into(),
@@ -237,7 +266,7 @@ fn none(reason: impl Into<String>) -> Error {
 }
 
 /// What the driver says.
-fn explain(error: DriverError) -> String {
+pub(super) fn explain(error: DriverError) -> String {
     let text = error.error_string().map(|text| text.to_string_lossy());
     match text {
         Ok(text) => format!("{text} ({:?})", error.0),

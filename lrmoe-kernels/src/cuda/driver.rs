@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::kernel::Kernel;
+use super::{gemm::Gemm, kernel::Kernel};
 use crate::Error;
 
 /// Memory and kernels, worked on in the order of the calls.
@@ -44,6 +44,16 @@ pub(super) trait Driver: fmt::Debug + Send + Sync {
     ///
     /// `parameters` are those of the kernel, in its order, and what it reaches by them is in allocations of this driver.
     unsafe fn launch(&self, kernel: Kernel, blocks: u32, parameters: &[u64]) -> Result<(), Error>;
+
+    /// Looks for what [`multiply`](Self::multiply) needs: cuBLAS.
+    fn find_library(&self) -> Result<(), Error>;
+
+    /// Multiplies matrices, of which there is at least one, by a library.
+    ///
+    /// # Safety
+    ///
+    /// They are in allocations of this driver, and no result is part of another or of an operand.
+    unsafe fn multiply(&self, products: &[Gemm]) -> Result<(), Error>;
 }
 
 /// Memory of a driver, given back when dropped, after all that is under way.

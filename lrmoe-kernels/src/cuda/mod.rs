@@ -19,15 +19,20 @@
 //! **Without a card.** The feature `cuda-emu` has the same kernels compiled by c++ and run on the CPU, for tests: `Cuda::emulated`.
 
 mod buffer;
+#[cfg(feature = "cuda")]
+mod cards;
 mod compact;
 #[cfg(feature = "cuda")]
 mod compile;
+#[cfg(feature = "cuda")]
+mod cublas;
 #[cfg(feature = "cuda")]
 mod device;
 mod driver;
 #[cfg(feature = "cuda-emu")]
 mod emu;
 mod ffn;
+mod gemm;
 mod kernel;
 mod keys;
 mod metric;
@@ -39,20 +44,25 @@ mod weights;
 use std::{fmt, sync::Arc};
 
 pub use buffer::Buffer;
+#[cfg(feature = "cuda")]
+pub use cards::{CardInfo, cards, find_driver};
 pub use compact::Grouping;
 #[cfg(feature = "cuda")]
 pub use compile::{Compiled, compile, find_nvrtc};
 #[cfg(feature = "cuda")]
 pub use cudarc::{self, driver::CudaStream};
 pub use ffn::Scratch;
+pub use gemm::Products;
 pub use metric::{Pairs, Scores};
 
+use crate::Error;
 use driver::Driver;
 
 /// A device that runs the stages; clones share it.
 #[derive(Clone)]
 pub struct Cuda {
     shared: Arc<Shared>,
+    products: Products,
 }
 
 #[derive(Debug)]
@@ -64,7 +74,23 @@ impl Cuda {
     fn with_driver(driver: Box<dyn Driver>) -> Self {
         Self {
             shared: Arc::new(Shared { driver }),
+            products: Products::default(),
         }
+    }
+
+    /// The same device and memory, where experts' products are left to what is named.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDevice`](crate::Error::NoDevice) if the library is not found or too old.
+    pub fn with_products(&self, products: Products) -> Result<Self, Error> {
+        if products == Products::CuBlas {
+            self.shared.driver.find_library()?;
+        }
+        Ok(Self {
+            shared: Arc::clone(&self.shared),
+            products,
+        })
     }
 }
 

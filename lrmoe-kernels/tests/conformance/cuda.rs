@@ -76,7 +76,7 @@ pub(crate) fn nvrtc_trials() -> Vec<Trial> {
             .map_err(|error| error.to_string()),
     };
     let compiles = |architecture: &'static str| {
-        nvrtc.trial(architecture, move |()| {
+        nvrtc.trial(architecture, move |_| {
             for compiled in cuda::compile(architecture).unwrap() {
                 let (source, log) = (compiled.source, &compiled.log);
                 if architecture.starts_with("sm_") {

@@ -1,6 +1,7 @@
 //! What every backend must do, as generic functions, run for each: `cpu`; `wgpu`, where this build and this machine have one;
 //! `wgpu-split`, the same device with limits so low that work takes many bindings and dispatches; `cuda`, likewise; and `cuda-emu`, the kernels of CUDA on the CPU.
-//! `nvrtc` are trials of what compiles these kernels.
+//! `cublas` and `cublas-emu` are the experts on these with the products of cuBLAS, the latter's by their definition. `nvrtc` are trials of what compiles these
+//! kernels.
 //!
 //! A missing device shows as ignored. `LRMOE_REQUIRE` is a comma-separated list of backends for which it is a failure.
 
@@ -52,23 +53,41 @@ impl<B: Send + Sync + 'static> Candidate<B> {
     }
 }
 
-/// Whether the environment asks for a backend; its variants go by the part of the name before a dash.
+/// Whether the environment asks for a backend; for that of `wgpu-split` with `wgpu`.
 fn is_required(name: &str) -> bool {
     let required = env::var("LRMOE_REQUIRE").unwrap_or_default();
-    required.split(',').any(|backend| {
-        let backend = backend.trim();
-        backend == name
-            || name
-                .strip_prefix(backend)
-                .is_some_and(|rest| rest.starts_with('-'))
-    })
+    let name = name.strip_suffix("-split").unwrap_or(name);
+    required.split(',').any(|backend| backend.trim() == name)
 }
 
 /// Not where limits are low: a row has to fit in a binding.
 const MANY_TERMS: &str = "experts::many_terms";
 
+/// Of cuBLAS.
+#[cfg(any(feature = "cuda", feature = "cuda-emu"))]
+fn cublas_trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
+    let mut trials = expert_trials(candidate);
+    let parts = experts::parts_within_rounding;
+    trials.push(candidate.trial("experts::parts_within_rounding", parts));
+    trials
+}
+
+/// Of the experts within rounding.
+fn expert_trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
+    vec![
+        candidate.trial("experts::every_activation", experts::every_activation),
+        candidate.trial("experts::sizes", experts::sizes),
+        candidate.trial("experts::long_sums", experts::long_sums),
+        candidate.trial("experts::ends_of_activations", experts::ends_of_activations),
+        candidate.trial("experts::empty_groups", experts::empty_groups),
+        candidate.trial("experts::large_matrices", experts::large_matrices),
+        candidate.trial("experts::misuse", experts::misuse),
+    ]
+}
+
 fn trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
-    let mut trials = vec![
+    let mut trials = expert_trials(candidate);
+    trials.extend([
         candidate.trial("memory::zeros", memory::zeros),
         candidate.trial("memory::copies", memory::copies),
         candidate.trial("memory::borrows", memory::borrows),
@@ -97,16 +116,9 @@ fn trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
         candidate.trial("compact::moves_bf16", compact::moves_bf16),
         candidate.trial("compact::large_rows", compact::large_rows),
         candidate.trial("compact::misuse", compact::misuse),
-        candidate.trial("experts::every_activation", experts::every_activation),
-        candidate.trial("experts::sizes", experts::sizes),
-        candidate.trial("experts::long_sums", experts::long_sums),
-        candidate.trial("experts::ends_of_activations", experts::ends_of_activations),
-        candidate.trial("experts::empty_groups", experts::empty_groups),
-        candidate.trial("experts::large_matrices", experts::large_matrices),
         candidate.trial("experts::company", experts::company),
         candidate.trial("experts::parts", experts::parts),
-        candidate.trial("experts::misuse", experts::misuse),
-    ];
+    ]);
     trials.extend(golden::trials(candidate));
     trials
 }
@@ -139,17 +151,18 @@ fn wgpu_trials() -> Vec<Trial> {
 
 #[cfg(feature = "cuda")]
 fn cuda_trials() -> Vec<Trial> {
-    use lrmoe_kernels::Cuda;
+    use lrmoe_kernels::{Cuda, Error, cuda::Products};
 
-    let card = Candidate {
-        name: "cuda",
-        backend: Cuda::new(0)
-            .map(Arc::new)
-            .map_err(|error| error.to_string()),
+    let open = |name, card: Result<Cuda, Error>| Candidate {
+        name,
+        backend: card.map(Arc::new).map_err(|error| error.to_string()),
     };
+    let card = open("cuda", Cuda::new(0));
     let mut all = trials(&card);
     all.extend(cuda::trials(&card, || Cuda::new(0).unwrap()));
     all.push(card.trial(MANY_TERMS, experts::many_terms));
+    let cublas = Cuda::new(0).and_then(|card| card.with_products(Products::CuBlas));
+    all.extend(cublas_trials(&open("cublas", cublas)));
     all.extend(cuda::nvrtc_trials());
     all
 }
@@ -161,14 +174,17 @@ fn cuda_trials() -> Vec<Trial> {
 
 #[cfg(feature = "cuda-emu")]
 fn cuda_emu_trials() -> Vec<Trial> {
-    use lrmoe_kernels::Cuda;
+    use lrmoe_kernels::{Cuda, cuda::Products};
 
-    let emulated = Candidate {
-        name: "cuda-emu",
-        backend: Ok(Arc::new(Cuda::emulated())),
+    let open = |name, device| Candidate {
+        name,
+        backend: Ok(Arc::new(device)),
     };
+    let emulated = open("cuda-emu", Cuda::emulated());
     let mut all = trials(&emulated);
     all.extend(cuda::trials(&emulated, Cuda::emulated));
+    let cublas = Cuda::emulated().with_products(Products::CuBlas).unwrap();
+    all.extend(cublas_trials(&open("cublas-emu", cublas)));
     all
 }
 

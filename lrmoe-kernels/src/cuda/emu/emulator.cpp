@@ -11,105 +11,47 @@
 #include <string>
 #include <vector>
 
-#include <sys/mman.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#endif
 #include <ucontext.h>
 #include <unistd.h>
 
-#include "../common.cuh"
-#include "../exact.cuh"
-namespace norm {
-#include "../norm.cu"
-}
-namespace score {
-#include "../score.cu"
-}
-namespace keys {
-#include "../keys.cu"
-}
-namespace select_ {
-#include "../select.cu"
-}
-namespace weights {
-#include "../weights.cu"
-}
-namespace compact {
-#include "../compact.cu"
-}
-namespace activation {
-#include "../ffn/activation.cu"
-}
-namespace product_ {
-#include "../ffn/product.cu"
-}
-namespace tensor {
-#include "../ffn/tensor.cu"
-}
-namespace probe {
-#include "probe.cu"
-}
+#include "kernels.h"
+#include "memory.h"
 
 namespace emu {
-
-struct Kernel {
-    const char* name;
-    size_t parameter_bytes;
-    void (*run)(const void* parameters);
-};
-
-template <auto KERNEL>
-struct Entry;
-
-template <class Parameters, void (*KERNEL)(Parameters)>
-struct Entry<KERNEL> {
-    static constexpr size_t BYTES = sizeof(Parameters);
-    static void run(const void* parameters) {
-        KERNEL(*static_cast<const Parameters*>(parameters));
-    }
-};
-
-#define KERNEL(space, name) {#name, Entry<space::name>::BYTES, Entry<space::name>::run}
-
-const Kernel KERNELS[] = {
-    KERNEL(norm, squared_norms),
-    KERNEL(norm, squared_norms_bf16),
-    KERNEL(score, scan_factors),
-    KERNEL(score, squared_scores),
-    KERNEL(keys, method_keys),
-    KERNEL(keys, score_keys),
-    KERNEL(select_, count_keys),
-    KERNEL(select_, count_ties),
-    KERNEL(select_, descend),
-    KERNEL(select_, start_ties),
-    KERNEL(select_, count_kept),
-    KERNEL(select_, place_blocks),
-    KERNEL(select_, write_kept),
-    KERNEL(weights, selection_weights),
-    KERNEL(compact, gather),
-    KERNEL(compact, scatter_add),
-    KERNEL(compact, scatter_add_bf16),
-    KERNEL(compact, combine),
-    KERNEL(compact, combine_bf16),
-    KERNEL(compact, narrow),
-    KERNEL(activation, activate),
-    KERNEL(activation, differentiate),
-    KERNEL(activation, scale_rows),
-    KERNEL(product_, project),
-    KERNEL(product_, project_back),
-    KERNEL(product_, weight_gradients),
-    KERNEL(tensor, project_bf16),
-    KERNEL(tensor, project_back_bf16),
-    KERNEL(tensor, weight_gradients_bf16),
-    KERNEL(probe, probe_divergent_barrier),
-    KERNEL(probe, probe_two_barriers),
-    KERNEL(probe, probe_divergent_exchange),
-    KERNEL(probe, probe_out_of_bounds),
-    KERNEL(probe, probe_shared),
-    KERNEL(probe, probe_place),
-};
 
 enum class State { READY, AT_BARRIER, IN_EXCHANGE, ENDED };
 
 constexpr size_t STACK = 64 << 10;
+
+// A stack, and what AddressSanitizer keeps of it while another is in use.
+struct Stack {
+    const void* bottom = nullptr;
+    size_t bytes = 0;
+    void* kept = nullptr;
+};
+
+// AddressSanitizer has to know which stack is in use: `leave` right before another is, `arrive` right after.
+#ifdef __SANITIZE_ADDRESS__
+void leave(Stack& from, const Stack& to) {
+    __sanitizer_start_switch_fiber(&from.kept, to.bottom, to.bytes);
+}
+
+void arrive(Stack& at, Stack* before) {
+    const void* bottom;
+    size_t bytes;
+    __sanitizer_finish_switch_fiber(at.kept, &bottom, &bytes);
+    if (before) {
+        before->bottom = bottom;
+        before->bytes = bytes;
+    }
+}
+#else
+void leave(Stack&, const Stack&) {}
+void arrive(Stack&, Stack*) {}
+#endif
 
 struct Fiber {
     Self self;
@@ -118,7 +60,8 @@ struct Fiber {
     unsigned mask;
     uint64_t value;
     sigjmp_buf context;
-    std::unique_ptr<char[]> stack;
+    std::unique_ptr<char[]> memory;
+    Stack stack;
 };
 
 // The fibers of a thread of the host, one for each thread of a block; they are used again for every block.
@@ -126,7 +69,8 @@ struct Block {
     std::vector<Fiber> fibers;
     Fiber* running = nullptr;
     sigjmp_buf scheduler;
-    ucontext_t start;
+    // Of the thread of the host.
+    Stack stack;
     const Kernel* kernel = nullptr;
     const void* parameters = nullptr;
 
@@ -143,11 +87,14 @@ thread_local Block block;
 // Contexts are made by ucontext and switched by setjmp, which calls no kernel of the operating system.
 void wait() {
     if (_setjmp(block.running->context) == 0) {
+        leave(block.running->stack, block.stack);
         _longjmp(block.scheduler, 1);
     }
+    arrive(block.running->stack, nullptr);
 }
 
 void fiber_main() {
+    arrive(block.running->stack, &block.stack);
     for (;;) {
         wait();
         block.kernel->run(block.parameters);
@@ -159,25 +106,30 @@ void Block::step(Fiber& fiber) {
     running = &fiber;
     self = &fiber.self;
     if (_setjmp(scheduler) == 0) {
+        leave(stack, fiber.stack);
         _longjmp(fiber.context, 1);
     }
+    arrive(stack, nullptr);
 }
 
 // Makes fibers, and lets each go to where it waits for a kernel.
 void make_fibers() {
     block.fibers = std::vector<Fiber>(THREADS);
     for (Fiber& fiber : block.fibers) {
-        fiber.stack.reset(new char[STACK]);
+        fiber.memory.reset(new char[STACK]);
+        fiber.stack = {fiber.memory.get(), STACK, nullptr};
         ucontext_t context;
         getcontext(&context);
-        context.uc_stack.ss_sp = fiber.stack.get();
+        context.uc_stack.ss_sp = fiber.memory.get();
         context.uc_stack.ss_size = STACK;
         context.uc_link = nullptr;
         makecontext(&context, fiber_main, 0);
         block.running = &fiber;
         if (_setjmp(block.scheduler) == 0) {
+            leave(block.stack, fiber.stack);
             setcontext(&context);
         }
+        arrive(block.stack, nullptr);
     }
 }
 
@@ -297,6 +249,10 @@ bool Block::run(unsigned number, bool reversed, std::string& reason) {
     }
 }
 
+#ifdef __SANITIZE_ADDRESS__
+// AddressSanitizer has handlers of its own.
+struct FaultHandlers {};
+#else
 // Ends the program with a message that names the thread, as a card would end the context.
 void on_fault(int signal) {
     char message[256];
@@ -329,49 +285,29 @@ struct FaultHandlers {
         }
     }
 };
-
-size_t page() {
-    return size_t(sysconf(_SC_PAGESIZE));
-}
-
-// A page that may not be touched, whole pages, and another such page.
-size_t mapped(size_t bytes) {
-    return (bytes + page() - 1) / page() * page() + 2 * page();
-}
+#endif
 
 }
 
 extern "C" {
 
-// Memory that ends where a page begins that may not be touched, but for rounding up to 16 bytes; null if there is none.
+// Memory that begins at a multiple of 16 bytes, before and after which accesses are found out; null if there is none.
 void* lrmoe_emu_allocate(size_t bytes) {
-    const size_t all = emu::mapped(bytes);
-    void* at = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) {
-        return nullptr;
-    }
-    char* inner = static_cast<char*>(at) + emu::page();
-    if (mprotect(inner, all - 2 * emu::page(), PROT_READ | PROT_WRITE) != 0) {
-        munmap(at, all);
-        return nullptr;
-    }
-    char* memory = inner + (all - 2 * emu::page() - (bytes + 15) / 16 * 16);
+    void* memory = emu::allocate(bytes);
     // Nothing may rely on new memory being zero. What is huge stays unmapped until it is used.
-    if (bytes < size_t(1) << 28) {
+    if (memory && bytes < size_t(1) << 28) {
         std::memset(memory, 0xcb, bytes);
     }
     return memory;
 }
 
 void lrmoe_emu_free(void* memory, size_t bytes) {
-    const size_t all = emu::mapped(bytes);
-    char* inner = static_cast<char*>(memory) + (bytes + 15) / 16 * 16 - (all - 2 * emu::page());
-    munmap(inner - emu::page(), all);
+    emu::release(memory, bytes);
 }
 
 // Runs all blocks of a kernel. Not 0 if that fails, with the reason as a string.
 int lrmoe_emu_launch(const char* name, unsigned blocks, const void* parameters, size_t bytes, char* reason, size_t reason_bytes) {
-    static const emu::FaultHandlers handlers;
+    [[maybe_unused]] static const emu::FaultHandlers handlers;
     const auto fail = [&](const std::string& why) {
         snprintf(reason, reason_bytes, "%s", why.c_str());
         return 1;

@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use super::{
     Cuda,
     driver::{Allocation, Driver},
+    gemm::Gemm,
     kernel::Kernel,
 };
 use crate::Error;
@@ -84,6 +85,57 @@ impl Driver for Emulator {
     unsafe fn launch(&self, kernel: Kernel, blocks: u32, parameters: &[u64]) -> Result<(), Error> {
         // SAFETY: as promised.
         unsafe { launch(kernel.entry().1, blocks, parameters) }
+    }
+
+    fn find_library(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    unsafe fn multiply(&self, products: &[Gemm]) -> Result<(), Error> {
+        for product in products {
+            // SAFETY: as promised.
+            unsafe { multiply(product) };
+        }
+        Ok(())
+    }
+}
+
+/// A product by its definition.
+///
+/// # Safety
+///
+/// As for [`Driver::multiply`].
+unsafe fn multiply(product: &Gemm) {
+    let element = |operand: usize, row: usize, column: usize| {
+        let at = column * product.columns_apart[operand] + row;
+        (product.at[operand] + 4 * at as u64) as *mut f32
+    };
+    // op(a) or op(b) at this place.
+    let value = |operand: usize, row: usize, column: usize| {
+        let at = if product.transposed[operand] {
+            element(operand, column, row)
+        } else {
+            element(operand, row, column)
+        };
+        // SAFETY: as promised.
+        f64::from(unsafe { *at })
+    };
+    for column in 0..product.n {
+        for row in 0..product.m {
+            let sum: f64 = (0..product.k)
+                .map(|k| value(0, row, k) * value(1, k, column))
+                .sum();
+            let to = element(2, row, column);
+            // As in BLAS, nothing is read where nothing is added to.
+            let before = if product.beta == 0.0 {
+                0.0
+            } else {
+                // SAFETY: as promised.
+                f64::from(product.beta * unsafe { *to })
+            };
+            // SAFETY: as promised.
+            unsafe { *to = (sum + before) as f32 };
+        }
     }
 }
 
