@@ -18,7 +18,7 @@ use crate::model::ModelConfig;
 use crate::policy::{Policy, Selecting};
 
 pub use contender::{Contender, ContenderName, PolicyName};
-pub use device::Device;
+pub use device::{Cards, Device};
 pub use error::ConfigError;
 pub use options::TrainOptions;
 

@@ -11,6 +11,7 @@ mod train;
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use lrmoe::config::{ConfigError, Device};
 use lrmoe::error::Error;
 use lrmoe::trace::{TraceError, check_output};
 
@@ -30,6 +31,17 @@ fn check_outputs<const N: usize>(
         taken.push(resolved(path));
     }
     Ok(())
+}
+
+/// Settles which card a device means. Launchers (torchrun, Slurm scripts) number the processes of a node in LOCAL_RANK; without it there is one.
+fn of_process(device: Device) -> Result<Device, ConfigError> {
+    match std::env::var("LOCAL_RANK") {
+        Ok(value) if device == Device::Cuda(None) => match value.parse() {
+            Ok(rank) => Ok(device.of_process(rank)),
+            Err(_) => Err(ConfigError::LocalRank { value }),
+        },
+        _ => Ok(device.of_process(0)),
+    }
 }
 
 #[derive(Subcommand)]

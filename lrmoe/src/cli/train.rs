@@ -32,7 +32,8 @@ pub(crate) struct Train {
 impl Train {
     /// Trains, or compares policies.
     pub(crate) fn run(self) -> Result<(), Error> {
-        let config = self.options.resolve()?;
+        let mut config = self.options.resolve()?;
+        config.device = super::of_process(config.device)?;
         let corpus = Corpus::load(&config.text, config.model.context)?;
         if let Some(threads) = config.threads {
             rayon::ThreadPoolBuilder::new()

@@ -58,18 +58,26 @@ pub enum ConfigError {
     #[error(transparent)]
     Model(Box<ModelError>),
     /// A device that does not exist.
-    #[error("unknown device `{name}`, must be cpu or wgpu")]
+    #[error(
+        "unknown device `{name}`, must be cpu, wgpu, cuda, or cuda:N or cuda:N-M with numbers of cards"
+    )]
     Device {
         /// The name given.
         name: String,
     },
     /// A device that this program was built without.
     #[error(
-        "this program was built without {device}; build it with `cargo build --release -p lrmoe --features {device}`"
+        "this program was built without {0}; build it with `cargo build --release -p lrmoe --features {0}`", device.feature()
     )]
     NotBuilt {
         /// The device.
         device: Device,
+    },
+    /// A launcher that gives the process no number on its node.
+    #[error("the environment variable LOCAL_RANK is `{value}`, must be the number of a card")]
+    LocalRank {
+        /// Its value.
+        value: String,
     },
     /// The batch cannot be divided evenly.
     #[error("batch of {batch} sequences is not a multiple of {ranks} ranks")]

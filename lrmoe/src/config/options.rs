@@ -95,8 +95,9 @@ pub struct TrainOptions {
     #[arg(long, value_name = "NATS", help_heading = "Policy")]
     pub(super) target_loss: Option<f32>,
 
-    /// Where the MoE layers compute: cpu, or wgpu (the fastest Vulkan, Metal or DX12 device, shared by the ranks; `lrmoe doctor` lists
-    /// them). Selections are the same for the same scores, losses within rounding [default: cpu]
+    /// Where the MoE layers compute: cpu; wgpu (the fastest Vulkan, Metal or DX12 device, shared by the ranks); cuda (an NVIDIA card, shared
+    /// by the ranks: the first, or number LOCAL_RANK where a launcher sets that variable), cuda:N (card N) or cuda:N-M (the ranks take these
+    /// cards in turn). `lrmoe doctor` lists them. Selections are the same for the same scores, losses within rounding [default: cpu]
     #[arg(long, value_name = "NAME", help_heading = "Ranks and memory")]
     #[serde(deserialize_with = "parsed")]
     pub(super) device: Option<Device>,

@@ -12,4 +12,4 @@ pub use checkpoint::{Checkpoint, CheckpointError};
 pub(crate) use checkpoint::{folder_of, temporary_beside};
 pub use compare::{Comparison, Outcome, compare};
 pub use record::{LayerRecord, StepRecord};
-pub use world::{Observer, train};
+pub use world::{Observer, train, train_on};

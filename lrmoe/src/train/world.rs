@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use lrmoe_comm::Threads;
-use lrmoe_kernels::{Cpu, FfnShape};
+use lrmoe_comm::{Collective, Threads};
+use lrmoe_kernels::FfnShape;
 use lrmoe_plan::{ExpertShape, MemoryModel, Stash, Topology};
 
 use super::checkpoint::{Checkpoint, CheckpointError};
@@ -16,7 +16,8 @@ use super::log::StepLog;
 use super::rank::RankTrainer;
 use super::record::StepRecord;
 use super::trace::{StepTrace, TraceLog};
-use crate::config::{Device, TrainConfig};
+use crate::backend::{OnBackend, on_device};
+use crate::config::TrainConfig;
 use crate::error::Error;
 use crate::layer::{Backend, LayerConfig};
 use crate::text::Corpus;
@@ -43,38 +44,38 @@ pub fn train(
     stop: &AtomicBool,
     observer: &mut dyn Observer,
 ) -> Result<Vec<StepRecord>, Error> {
-    match config.device {
-        Device::Cpu => train_on(Cpu, config, corpus, stop, observer),
-        Device::Wgpu => on_wgpu(config, corpus, stop, observer),
+    let run = Run {
+        config,
+        corpus,
+        stop,
+        observer,
+    };
+    on_device(config.device, run)
+}
+
+/// The arguments of [`train`].
+struct Run<'a> {
+    config: &'a TrainConfig,
+    corpus: &'a Corpus,
+    stop: &'a AtomicBool,
+    observer: &'a mut dyn Observer,
+}
+
+impl OnBackend for Run<'_> {
+    type Output = Vec<StepRecord>;
+
+    fn run<B: Backend + Clone>(self, of_rank: impl Fn(usize) -> B) -> Result<Self::Output, Error> {
+        train_on(of_rank, self.config, self.corpus, self.stop, self.observer)
     }
 }
 
-#[cfg(feature = "wgpu")]
-fn on_wgpu(
-    config: &TrainConfig,
-    corpus: &Corpus,
-    stop: &AtomicBool,
-    observer: &mut dyn Observer,
-) -> Result<Vec<StepRecord>, Error> {
-    let wgpu = lrmoe_kernels::Wgpu::new().map_err(Error::Device)?;
-    tracing::info!(device = wgpu.adapter_info().name, "training on wgpu");
-    train_on(wgpu, config, corpus, stop, observer)
-}
-
-#[cfg(not(feature = "wgpu"))]
-fn on_wgpu(
-    config: &TrainConfig,
-    _: &Corpus,
-    _: &AtomicBool,
-    _: &mut dyn Observer,
-) -> Result<Vec<StepRecord>, Error> {
-    let device = config.device;
-    Err(crate::config::ConfigError::NotBuilt { device }.into())
-}
-
-/// Trains with layers on this backend, which all ranks share.
-fn train_on<B: Backend + Clone>(
-    backend: B,
+/// As [`train`], with the layers of each rank on the backend that `of_rank` gives it, whatever the device of `config`. Ranks are threads and may share
+/// a device.
+///
+/// # Errors
+/// As [`train`].
+pub fn train_on<B: Backend + Clone>(
+    of_rank: impl Fn(usize) -> B,
     config: &TrainConfig,
     corpus: &Corpus,
     stop: &AtomicBool,
@@ -88,7 +89,7 @@ fn train_on<B: Backend + Clone>(
     } else {
         None
     };
-    let trainers = start_ranks(&backend, config, corpus, &layers, checkpoint.as_ref())?;
+    let trainers = start_ranks(of_rank, config, corpus, &layers, checkpoint.as_ref())?;
     let done = checkpoint.map_or(0, |checkpoint| checkpoint.step);
     if done > config.steps {
         return Err(Error::StepsDone {
@@ -239,7 +240,7 @@ impl RankRun<'_> {
 
 /// Ranks with their models, built side by side: the layers' construction exchanges nothing.
 fn start_ranks<'a, B: Backend + Clone>(
-    backend: &B,
+    of_rank: impl Fn(usize) -> B,
     config: &'a TrainConfig,
     corpus: &'a Corpus,
     layers: &[LayerConfig],
@@ -262,7 +263,10 @@ fn start_ranks<'a, B: Backend + Clone>(
     let world = Threads::world(config.ranks, deadline)?;
     world
         .into_iter()
-        .map(|comm| RankTrainer::new(backend, config, corpus, layers.to_vec(), comm, checkpoint))
+        .map(|comm| {
+            let backend = of_rank(comm.rank());
+            RankTrainer::new(&backend, config, corpus, layers.to_vec(), comm, checkpoint)
+        })
         .collect()
 }
 
