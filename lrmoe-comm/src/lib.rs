@@ -1,9 +1,10 @@
 //! Collectives between the ranks of a training job, over buffers that the caller owns.
 //!
 //! Every rank of a world calls the same [`Collective`] methods in the same order; a rank with
-//! nothing to send takes part all the same. Two worlds are built in: [`Solo`] (one rank) and
-//! [`Threads`] (the ranks are threads of one process). Code written over `C: Collective` runs on
-//! either.
+//! nothing to send takes part all the same. Three worlds are built in: [`Solo`] (one rank),
+//! [`Threads`] (the ranks are threads of one process) and, with feature `mpi`, `Mpi` (the ranks are
+//! processes of an MPI job). Code written over `C: Collective` runs on any, with the same results to
+//! the bit.
 //!
 //! | method | rank r gives | rank r gets |
 //! |---|---|---|
@@ -14,7 +15,8 @@
 //! | [`broadcast`](Collective::broadcast) | `[n]` on the root | the root's `[n]` |
 //! | [`barrier`](Collective::barrier) | | |
 //!
-//! All counts and lengths are in elements ([`Element`]: `u32`, `f32`, [`bf16`]).
+//! All counts and lengths are in elements ([`Element`]: `u32`, `f32`, [`bf16`]). Buffers are slices, so
+//! data that are not contiguous cannot be given: gather them first.
 //!
 //! **Sums repeat to the bit.** A floating-point sum is taken in ascending rank order, whatever the
 //! timing; `bf16` is summed in `f32` and rounded once. A `u32` sum past `u32::MAX` is an error, not

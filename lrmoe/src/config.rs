@@ -43,7 +43,7 @@ pub struct TrainConfig {
     pub compare: Vec<Contender>,
     /// Where the MoE layers compute.
     pub device: Device,
-    /// Ranks, each a thread.
+    /// Ranks, each a thread or a process.
     pub ranks: usize,
     /// Ranks that share a node.
     pub ranks_per_node: usize,
@@ -125,7 +125,7 @@ impl TrainOptions {
             return Err(ConfigError::NoText);
         }
         let model = self.model()?;
-        let ranks = within("ranks", self.ranks.unwrap_or(4), 1..=MOST_THREADS)?;
+        let ranks = self.ranks()?;
         let per_node = self.ranks_per_node.unwrap_or(ranks);
         let threads = self
             .threads
@@ -189,6 +189,19 @@ impl TrainOptions {
             model,
             ranks,
         })
+    }
+
+    fn ranks(&self) -> Result<usize, ConfigError> {
+        match (self.ranks, self.processes) {
+            (Some(ranks), Some(processes)) if ranks != processes => {
+                Err(ConfigError::Processes { ranks, processes })
+            }
+            (_, Some(_)) if self.compare.as_ref().is_some_and(|runs| !runs.is_empty()) => {
+                Err(ConfigError::CompareProcesses)
+            }
+            (_, Some(processes)) => Ok(processes),
+            (ranks, None) => within("ranks", ranks.unwrap_or(4), 1..=MOST_THREADS),
+        }
     }
 
     fn record_trace(&self) -> Result<Option<PathBuf>, ConfigError> {

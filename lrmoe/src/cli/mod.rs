@@ -4,6 +4,7 @@ mod bench;
 mod doctor;
 mod model;
 mod plan;
+mod processes;
 mod replay;
 mod trace;
 mod train;
@@ -35,7 +36,14 @@ fn check_outputs<const N: usize>(
 
 /// Settles which card a device means. Launchers (torchrun, Slurm scripts) number the processes of a node in LOCAL_RANK; without it there is one.
 fn of_process(device: Device) -> Result<Device, ConfigError> {
-    match std::env::var("LOCAL_RANK") {
+    // As torchrun, Open MPI and MPICH call it.
+    let names = [
+        "LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "MPI_LOCALRANKID",
+    ];
+    let found = names.iter().find_map(|name| std::env::var(name).ok());
+    match found.ok_or(()) {
         Ok(value) if device == Device::Cuda(None) => match value.parse() {
             Ok(rank) => Ok(device.of_process(rank)),
             Err(_) => Err(ConfigError::LocalRank { value }),

@@ -79,6 +79,19 @@ pub enum ConfigError {
         /// Its value.
         value: String,
     },
+    /// Another number of ranks than there are processes to be them.
+    #[error("--ranks {ranks}, but {processes} processes were started; each is one rank")]
+    Processes {
+        /// Ranks asked for.
+        ranks: usize,
+        /// Processes.
+        processes: usize,
+    },
+    /// A comparison by processes, each a rank.
+    #[error(
+        "--compare runs its ranks as threads; start it without mpirun, or with --world threads"
+    )]
+    CompareProcesses,
     /// The batch cannot be divided evenly.
     #[error("batch of {batch} sequences is not a multiple of {ranks} ranks")]
     Batch {
