@@ -3,6 +3,7 @@
 //! `mpirun` starts this program again, once for each rank; one of them then meets with the fault.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ const FAULT: &str = "LRMOE_COMM_TEST_FAULT";
 const FAULTS: [&str; 4] = ["exit", "panic", "kill", "stop"];
 const REPETITIONS: usize = 20;
 /// Repetitions at a time: they mostly wait.
-const AT_A_TIME: usize = 4;
+const AT_A_TIME: usize = 10;
 const RANKS: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(1);
 /// From the fault to the last word of the last rank, on a machine with more processes than cores.
@@ -104,7 +105,11 @@ fn rank(fault: &str) {
             meet_with(fault);
         }
         if let Err(error) = exchange(&mut comm) {
-            eprintln!("rank {rank}: {error}");
+            // At once, so that the lines of several ranks do not mix.
+            let line = format!("rank {rank}: {error}\n");
+            std::io::stderr()
+                .write_all(line.as_bytes())
+                .expect("standard error");
             // Time for the others to be told and to say so.
             std::thread::sleep(Duration::from_millis(500));
             job.abort(3);

@@ -20,7 +20,11 @@ pub(super) fn train(options: TrainOptions) -> Result<(), Error> {
         // That rank says why.
         Error::Elsewhere { .. } => {}
         lost if lost.is_consequence() => {
-            eprintln!("lrmoe: rank {}: {error}", job.rank());
+            // At once, so that the lines of several ranks do not mix.
+            let cause = std::error::Error::source(lost);
+            let cause = cause.map_or(String::new(), |cause| format!(": {cause}"));
+            let line = format!("lrmoe: rank {}: {lost}{cause}\n", job.rank());
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
             // The others have been told; let them say so before the job ends.
             std::thread::sleep(GRACE);
             job.abort(i32::from(error.exit_code()));
