@@ -1,88 +1,169 @@
-//! All-to-all between threads against the plain copies that it cannot do without.
+//! All-to-alls against what they are measured by: a plain copy of the same bytes for threads, `MPI_Alltoallv` on the same buffers for
+//! processes. Both take turns in one run; rates are medians, in bytes that all ranks receive per second.
 //!
-//! Both move the same bytes from the same places to the same places: every thread fills its receive
-//! buffer with parts of all threads' send buffers. The plain copies meet nobody. The two take turns,
-//! and rates and shares are medians over the turns.
+//! `cargo bench -p lrmoe-comm --features mpi`; without the feature or `mpirun`, threads alone.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use lrmoe_comm::{Collective, Threads};
 
-const TURNS: usize = 31;
+/// Bytes of a message between two ranks.
+const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20];
+const RANKS: [usize; 2] = [2, 4];
+const ROUNDS: usize = 15;
+/// Bytes that a rank moves in a round, at least.
+const WORK: usize = 64 << 20;
+const DEADLINE: Duration = Duration::from_secs(60);
 
 fn main() {
-    println!("ranks  bytes of a message  copy GB/s  all-to-all GB/s  share");
-    for ranks in [2, 4, 8] {
-        for bytes in [1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 23] {
-            if ranks * ranks * bytes <= 1 << 29 {
-                race(ranks, bytes);
-            }
-        }
+    #[cfg(feature = "mpi")]
+    if processes::is_rank() {
+        return processes::rank();
+    }
+    println!("threads: ranks, bytes of a message, plain copy GB/s, all-to-all GB/s, share");
+    for ranks in RANKS {
+        threads(ranks);
+    }
+    #[cfg(feature = "mpi")]
+    for ranks in RANKS {
+        processes::start(ranks);
     }
 }
 
-fn race(ranks: usize, bytes: usize) {
-    let len = bytes / size_of::<f32>();
-    // Short exchanges are repeated, so that a turn takes about a millisecond.
-    let repeat = ((1 << 23) / (ranks * ranks * bytes)).max(1);
-    let start = Barrier::new(ranks);
-    let sends: Vec<_> = (0..ranks)
-        .map(|rank| vec![rank as f32; ranks * len])
-        .collect();
-    let turn = |mut comm: Threads| {
-        let rank = comm.rank();
-        let mut recv = vec![0.0; ranks * len];
-        let counts = vec![len; ranks];
-        let mut seconds = Vec::with_capacity(TURNS);
-        for _ in 0..TURNS {
-            start.wait();
-            let begin = Instant::now();
-            for _ in 0..repeat {
-                for (recv, send) in recv.chunks_mut(len).zip(&sends) {
-                    recv.copy_from_slice(&send[rank * len..][..len]);
-                }
-                std::hint::black_box(&mut recv);
+/// Seconds of one call, by turns of the two, until `rounds` are done; the medians.
+fn by_turns(
+    ranks: usize,
+    bytes: usize,
+    mut meet: impl FnMut(),
+    mut run: impl FnMut(bool),
+) -> [f64; 2] {
+    let calls = (WORK / (bytes * ranks)).clamp(1, 500);
+    let mut seconds = [vec![], vec![]];
+    for round in 0..=ROUNDS {
+        for (which, seconds) in seconds.iter_mut().enumerate() {
+            meet();
+            let start = Instant::now();
+            for _ in 0..calls {
+                run(which == 1);
             }
-            start.wait();
-            let copied = begin.elapsed();
-            start.wait();
-            let begin = Instant::now();
-            for _ in 0..repeat {
-                comm.all_to_all(&sends[rank], &counts, &mut recv, &counts)
-                    .unwrap();
+            meet();
+            // The first round only warms up.
+            if round > 0 {
+                seconds.push(start.elapsed().as_secs_f64() / calls as f64);
             }
-            start.wait();
-            seconds.push([copied, begin.elapsed()].map(|time| time.as_secs_f64()));
         }
-        seconds
-    };
-    let turn = &turn;
-    let world = Threads::world(ranks, Duration::from_secs(60)).unwrap();
-    let seconds = std::thread::scope(|scope| {
-        let threads: Vec<_> = world
-            .into_iter()
-            .map(|comm| scope.spawn(move || turn(comm)))
-            .collect();
-        let mut all = threads.into_iter().map(|thread| thread.join().unwrap());
-        all.next().unwrap()
-    });
-    let rate = |which: usize| {
-        let rates = seconds
-            .iter()
-            .map(|turn| (ranks * ranks * bytes * repeat) as f64 / turn[which]);
-        median(rates) / 1e9
-    };
-    let share = median(seconds.iter().map(|[copied, exchanged]| copied / exchanged));
-    let (copy, exchange) = (rate(0), rate(1));
-    println!(
-        "{ranks:5}  {bytes:18}  {copy:9.2}  {exchange:15.2}  {:4.0} %",
-        100.0 * share
-    );
+    }
+    seconds.map(|mut seconds| {
+        seconds.sort_by(f64::total_cmp);
+        seconds[seconds.len() / 2]
+    })
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+fn print(ranks: usize, bytes: usize, [other, ours]: [f64; 2]) {
+    let rate = |seconds: f64| (ranks * ranks * bytes) as f64 / seconds / 1e9;
+    let (other_rate, our_rate, share) = (rate(other), rate(ours), 100.0 * other / ours);
+    println!("{ranks:5} {bytes:10} {other_rate:8.2} {our_rate:8.2} {share:6.0} %");
+}
+
+fn threads(ranks: usize) {
+    let meeting = Barrier::new(ranks);
+    std::thread::scope(|scope| {
+        for mut comm in Threads::world(ranks, DEADLINE).unwrap() {
+            let meeting = &meeting;
+            scope.spawn(move || {
+                for bytes in SIZES {
+                    let len = bytes / 4;
+                    let (send, counts) = (vec![1f32; len * ranks], vec![len; ranks]);
+                    let mut recv = vec![0f32; len * ranks];
+                    let wait = || {
+                        meeting.wait();
+                    };
+                    let medians = by_turns(ranks, bytes, wait, |ours| match ours {
+                        true => comm.all_to_all(&send, &counts, &mut recv, &counts).unwrap(),
+                        false => recv.copy_from_slice(std::hint::black_box(&send)),
+                    });
+                    if comm.rank() == 0 {
+                        print(ranks, bytes, medians);
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[cfg(feature = "mpi")]
+mod processes {
+    use std::process::Command;
+
+    use lrmoe_comm::rsmpi::datatype::{Partition, PartitionMut};
+    use lrmoe_comm::rsmpi::traits::CommunicatorCollectives;
+    use lrmoe_comm::rsmpi::{Threading, initialize_with_threading};
+    use lrmoe_comm::{Collective, Mpi};
+
+    use super::{DEADLINE, SIZES, by_turns, print};
+
+    const RANK: &str = "LRMOE_COMM_BENCH_RANK";
+
+    pub(super) fn is_rank() -> bool {
+        std::env::var_os(RANK).is_some()
+    }
+
+    pub(super) fn start(ranks: usize) {
+        let mut mpirun = Command::new("mpirun");
+        mpirun.args([
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "-n",
+            &ranks.to_string(),
+        ]);
+        mpirun
+            .arg(std::env::current_exe().expect("a path"))
+            .env(RANK, "1");
+        match mpirun.status() {
+            Ok(status) if status.success() => {}
+            Ok(status) => println!("mpirun ended with {status}"),
+            Err(error) => println!("no mpirun: {error}"),
+        }
+    }
+
+    pub(super) fn rank() {
+        let (universe, _) = initialize_with_threading(Threading::Multiple).expect("once");
+        let job = universe.world();
+        for (name, through) in [("each other's memory", false), ("messages", true)] {
+            let mut comm = match through {
+                true => Mpi::through_messages(&job, DEADLINE),
+                false => Mpi::new(&job, DEADLINE),
+            }
+            .expect("a world");
+            if comm.rank() == 0 {
+                println!("mpi through {name}: ranks, bytes, MPI_Alltoallv GB/s, ours GB/s, share");
+            }
+            let ranks = comm.ranks();
+            for bytes in SIZES {
+                let len = bytes / 4;
+                let (send, counts) = (vec![1f32; len * ranks], vec![len; ranks]);
+                let mut recv = vec![0f32; len * ranks];
+                let theirs = vec![len as i32; ranks];
+                let starts: Vec<i32> = (0..ranks).map(|rank| (rank * len) as i32).collect();
+                let medians = by_turns(
+                    ranks,
+                    bytes,
+                    || job.barrier(),
+                    |ours| match ours {
+                        true => comm.all_to_all(&send, &counts, &mut recv, &counts).unwrap(),
+                        false => {
+                            let send = Partition::new(&send[..], &theirs[..], &starts[..]);
+                            let mut recv =
+                                PartitionMut::new(&mut recv[..], &theirs[..], &starts[..]);
+                            job.all_to_all_varcount_into(&send, &mut recv);
+                        }
+                    },
+                );
+                if comm.rank() == 0 {
+                    print(ranks, bytes, medians);
+                }
+            }
+        }
+    }
 }

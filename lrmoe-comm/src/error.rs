@@ -54,7 +54,7 @@ pub enum Error {
         /// The library's code of the error.
         code: i32,
     },
-    /// A rank was dropped, because its thread finished, returned an error or panicked.
+    /// A rank was dropped, because its thread or process finished, returned an error or panicked; or its process has died.
     #[error("rank {rank} left the world before or during {collective}")]
     PeerLost {
         /// The rank that left.

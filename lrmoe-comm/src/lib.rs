@@ -2,7 +2,8 @@
 //!
 //! Every rank of a world calls the same [`Collective`] methods in the same order; a rank with
 //! nothing to send takes part all the same. Worlds: [`Solo`] (one rank), [`Threads`] (the ranks are
-//! threads of one process) and, with feature `nccl`, `Nccl` (one rank for each NVIDIA GPU), whose
+//! threads of one process), with feature `mpi` `Mpi` (the ranks are processes of an MPI job), all with
+//! the same results to the bit; and with feature `nccl` `Nccl` (one rank for each NVIDIA GPU), whose
 //! docs say where it promises less. Code written over `C: Collective` runs on any. Ranks that are
 //! processes of their own find each other by [`rendezvous`].
 //!
@@ -15,7 +16,8 @@
 //! | [`broadcast`](Collective::broadcast) | `[n]` on the root | the root's `[n]` |
 //! | [`barrier`](Collective::barrier) | | |
 //!
-//! All counts and lengths are in elements ([`Element`]: `u32`, `f32`, [`bf16`]).
+//! All counts and lengths are in elements ([`Element`]: `u32`, `f32`, [`bf16`]). Buffers are slices, so
+//! data that are not contiguous cannot be given: gather them first.
 //!
 //! **Sums repeat to the bit.** A floating-point sum is taken in ascending rank order, whatever the
 //! timing; `bf16` is summed in `f32` and rounded once. A `u32` sum past `u32::MAX` is an error, not

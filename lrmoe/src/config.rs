@@ -20,7 +20,7 @@ use crate::policy::{Policy, Selecting};
 
 pub use all_to_all::AllToAll;
 pub use contender::{Contender, ContenderName, PolicyName};
-pub use device::Device;
+pub use device::{Cards, Device};
 pub use error::ConfigError;
 pub use options::TrainOptions;
 
@@ -45,7 +45,7 @@ pub struct TrainConfig {
     pub compare: Vec<Contender>,
     /// Where the MoE layers compute.
     pub device: Device,
-    /// Ranks, each a thread.
+    /// Ranks, each a thread or a process.
     pub ranks: usize,
     /// Ranks that share a node.
     pub ranks_per_node: usize,
@@ -129,7 +129,7 @@ impl TrainOptions {
             return Err(ConfigError::NoText);
         }
         let model = self.model()?;
-        let ranks = within("ranks", self.ranks.unwrap_or(4), 1..=MOST_THREADS)?;
+        let ranks = self.ranks()?;
         let per_node = self.ranks_per_node.unwrap_or(ranks);
         let threads = self
             .threads
@@ -194,6 +194,19 @@ impl TrainOptions {
             model,
             ranks,
         })
+    }
+
+    fn ranks(&self) -> Result<usize, ConfigError> {
+        match (self.ranks, self.processes) {
+            (Some(ranks), Some(processes)) if ranks != processes => {
+                Err(ConfigError::Processes { ranks, processes })
+            }
+            (_, Some(_)) if self.compare.as_ref().is_some_and(|runs| !runs.is_empty()) => {
+                Err(ConfigError::CompareProcesses)
+            }
+            (_, Some(processes)) => Ok(processes),
+            (ranks, None) => within("ranks", ranks.unwrap_or(4), 1..=MOST_THREADS),
+        }
     }
 
     fn record_trace(&self) -> Result<Option<PathBuf>, ConfigError> {

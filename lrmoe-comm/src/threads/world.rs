@@ -1,16 +1,12 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::post::{Lending, Post};
 use crate::check::counts_agree;
 use crate::transport::Counts;
 use crate::{Call, Element, Error};
-
-/// How long a rank stays awake before it waits for others. To wake a thread takes about as long.
-const PATIENCE: Duration = Duration::from_micros(50);
 
 /// Everyone's posts of one exchange, by rank.
 type Posts<'a> = Vec<RwLockReadGuard<'a, Post>>;
@@ -25,14 +21,19 @@ pub(super) struct World {
     deadline: Duration,
     meeting: Mutex<Meeting>,
     changed: Condvar,
-    /// Meetings that everyone has come to; changes under the lock of `meeting`.
+    /// As in the meeting, for ranks that look before they sleep.
     held: AtomicU64,
     posts: [Vec<RwLock<Post>>; 2],
 }
 
+/// Looks at whether all have come before a rank sleeps: to wake it takes longer than most meetings.
+const LOOKS: usize = 100;
+
 struct Meeting {
     /// Who has come to the next meeting.
     arrived: Vec<bool>,
+    /// Meetings that everyone has come to.
+    held: u64,
     /// The first rank that was dropped.
     left: Option<usize>,
     failure: Option<Error>,
@@ -58,6 +59,7 @@ impl World {
         let posts = || (0..ranks).map(|_| RwLock::new(Post::empty())).collect();
         let meeting = Meeting {
             arrived: vec![false; ranks],
+            held: 0,
             left: None,
             failure: None,
         };
@@ -110,20 +112,22 @@ impl World {
         meeting.arrived[rank] = true;
         if meeting.arrived.iter().all(|&arrived| arrived) {
             meeting.arrived.fill(false);
-            self.held.fetch_add(1, Ordering::Release);
-            drop(meeting);
+            meeting.held += 1;
+            self.held.store(meeting.held, Ordering::Release);
             self.changed.notify_all();
             return Ok(());
         }
-        let held = self.held.load(Ordering::Relaxed);
-        let is_held = || self.held.load(Ordering::Acquire) != held;
+        let held = meeting.held;
         drop(meeting);
-        if soon(is_held, start) {
-            return Ok(());
+        for _ in 0..LOOKS {
+            if self.held.load(Ordering::Acquire) != held {
+                return Ok(());
+            }
+            std::thread::yield_now();
         }
         meeting = self.meeting();
         loop {
-            if is_held() {
+            if meeting.held != held {
                 return Ok(());
             }
             meeting.check(call)?;
@@ -164,19 +168,6 @@ impl World {
 
     fn meeting(&self) -> MutexGuard<'_, Meeting> {
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Whether something comes true within `PATIENCE` of `start`. Until then other threads have the core.
-fn soon(is_true: impl Fn() -> bool, start: Instant) -> bool {
-    loop {
-        if is_true() {
-            return true;
-        }
-        if start.elapsed() > PATIENCE {
-            return false;
-        }
-        thread::yield_now();
     }
 }
 

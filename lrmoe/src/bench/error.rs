@@ -1,5 +1,7 @@
 use std::fmt::Display;
 
+use crate::config::Device;
+
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// What makes a benchmark impossible.
@@ -35,6 +37,9 @@ pub enum BenchError {
         /// Bytes that the machine can give.
         available: u64,
     },
+    /// Several cards for the one rank.
+    #[error("the layer of a benchmark is on one card, not on {0}")]
+    Cards(Device),
     /// Threads that the system does not give.
     #[error("cannot start {threads} threads: {source}")]
     Threads {

@@ -15,13 +15,14 @@ mod report;
 mod table;
 mod workload;
 
-use lrmoe_kernels::{Cpu, FfnShape};
+use lrmoe_kernels::FfnShape;
 use lrmoe_metric::Score;
 use lrmoe_plan::{ExpertShape, Fixed, MemoryModel, Stash};
 
 pub use error::BenchError;
 pub use report::{ContenderReport, Pass, Report, Timing};
 
+use crate::backend::{OnBackend, on_device};
 use crate::config::Device;
 use crate::error::Error;
 use crate::layer::Backend;
@@ -63,7 +64,7 @@ impl Settings {
     /// Checks what can be checked before anything is allocated, the memory of this machine included.
     ///
     /// # Errors
-    /// [`BenchError::OutOfRange`], [`BenchError::Repeated`], [`BenchError::Memory`].
+    /// [`BenchError::OutOfRange`], [`BenchError::Repeated`], [`BenchError::Cards`], [`BenchError::Memory`].
     pub fn check(&self) -> Result<(), BenchError> {
         for (name, value) in [
             ("experts", self.experts),
@@ -85,7 +86,12 @@ impl Settings {
                 return Err(BenchError::Repeated(*retention));
             }
         }
-        self.check_memory()
+        match self.device {
+            Device::Cuda(Some(cards)) if cards.numbers().len() > 1 => {
+                Err(BenchError::Cards(self.device))
+            }
+            _ => self.check_memory(),
+        }
     }
 
     fn check_memory(&self) -> Result<(), BenchError> {
@@ -165,15 +171,20 @@ pub fn bench(
     observe: impl FnMut(&str, usize, usize),
 ) -> Result<Report, Error> {
     settings.check()?;
-    match settings.device {
-        Device::Cpu => bench_on(Cpu, settings, observe),
-        #[cfg(feature = "wgpu")]
-        Device::Wgpu => {
-            let wgpu = lrmoe_kernels::Wgpu::new().map_err(Error::Device)?;
-            bench_on(wgpu, settings, observe)
-        }
-        #[cfg(not(feature = "wgpu"))]
-        device => Err(crate::config::ConfigError::NotBuilt { device }.into()),
+    on_device(settings.device, Run { settings, observe })
+}
+
+/// The arguments of [`bench`].
+struct Run<'a, F> {
+    settings: &'a Settings,
+    observe: F,
+}
+
+impl<F: FnMut(&str, usize, usize)> OnBackend for Run<'_, F> {
+    type Output = Report;
+
+    fn run<B: Backend + Clone>(self, of_rank: impl Fn(usize) -> B) -> Result<Report, Error> {
+        bench_on(of_rank(0), self.settings, self.observe)
     }
 }
 

@@ -71,7 +71,7 @@ pub(crate) struct Bench {
     /// Type of weights and rows
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: Dtype,
-    /// Where the layer computes: cpu or wgpu (Vulkan, Metal or DX12)
+    /// Where the layer computes: cpu, wgpu (Vulkan, Metal or DX12), cuda or cuda:N (an NVIDIA card)
     #[arg(long, value_name = "NAME", default_value_t)]
     device: Device,
     /// Threads that compute [default: one per core]
@@ -150,7 +150,7 @@ impl Bench {
                 hidden: size(self.hidden, spec.hidden),
                 activation: self.activation,
             },
-            device: self.device,
+            device: super::of_process(self.device)?,
             experts: size(self.experts, spec.experts),
             top_k: size(self.top_k, spec.top_k),
             tokens: self.tokens,

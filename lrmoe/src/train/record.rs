@@ -7,8 +7,8 @@ use lrmoe_plan::{Stash, StepWork, modelled_seconds};
 use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 
+use super::setup::expert_shape;
 use super::traffic::LinkRecord;
-use super::world::expert_shape;
 use crate::config::TrainConfig;
 use crate::error::Error;
 use crate::layer::{LayerStats, Seconds, Stage, imbalance};
