@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use bytemuck::Pod;
 use half::bf16;
 
@@ -70,21 +72,48 @@ impl Arithmetic for bf16 {
     }
 }
 
+/// The part of `len` elements that `rank` reduces; together they are all of them, in rank order.
+pub(crate) fn slice(len: usize, ranks: usize, rank: usize) -> Range<usize> {
+    let most = len.div_ceil(ranks);
+    let start = len.min(rank * most);
+    start..len.min(start + most)
+}
+
+/// Room for `len` elements in words, which any element's alignment divides; it grows as needed.
+pub(crate) fn room<T: Element>(words: &mut Vec<u32>, len: usize) -> &mut [T] {
+    let needed = (len * size_of::<T>()).div_ceil(size_of::<u32>());
+    if words.len() < needed {
+        words.resize(needed, 0);
+    }
+    &mut bytemuck::cast_slice_mut(words)[..len]
+}
+
 /// Elements that are summed at a time, so that the sums stay in the first-level cache.
 const BLOCK: usize = 512;
 
 /// `out[i]` becomes the reduction of element i of every source, in the order of the sources. A
-/// source holds the bytes of `out.len()` elements, at any alignment. `Err(i)`: i is the lowest
-/// element whose sum is out of range.
+/// source holds the bytes of `out.len()` elements, at any alignment; source `own` is what `out` holds
+/// before. `Err(i)`: i is the lowest element whose sum is out of range.
 pub(crate) fn reduce<T: Element>(
     sources: &[&[u8]],
+    own: usize,
     reduction: Reduction,
     out: &mut [T],
 ) -> Result<(), usize> {
+    let mut before = [T::zeroed(); BLOCK];
     for (block, out) in out.chunks_mut(BLOCK).enumerate() {
         let start = block * BLOCK;
         let bytes = start * size_of::<T>()..(start + out.len()) * size_of::<T>();
-        let blocks = sources.iter().map(|source| &source[bytes.clone()]);
+        let before = &mut before[..out.len()];
+        before.copy_from_slice(out);
+        let before: &[u8] = bytemuck::cast_slice(before);
+        let blocks = sources.iter().enumerate().map(|(rank, source)| {
+            if rank == own {
+                before
+            } else {
+                &source[bytes.clone()]
+            }
+        });
         match reduction {
             Reduction::Sum => sum(blocks, out).map_err(|index| start + index)?,
             Reduction::Max => largest(blocks, out),

@@ -36,7 +36,25 @@ pub enum Error {
         /// The limit.
         most: usize,
     },
-    /// A rank was dropped, because its thread finished, returned an error or panicked.
+    /// A node needs at least one rank.
+    #[error("nodes of 0 ranks were asked for")]
+    NoRanksPerNode,
+    /// MPI was initialised for fewer threads than its ranks need.
+    #[error(
+        "MPI was not initialised for MPI_THREAD_MULTIPLE, which a rank that may change its thread needs"
+    )]
+    ThreadSupport,
+    /// The MPI library failed to send to a rank or to receive from it.
+    #[error("MPI failed with code {code} between this rank and rank {rank} in {collective}")]
+    Mpi {
+        /// The other rank.
+        rank: usize,
+        /// The collective.
+        collective: Call,
+        /// The library's code of the error.
+        code: i32,
+    },
+    /// A rank was dropped, because its thread or process finished, returned an error or panicked; or its process has died.
     #[error("rank {rank} left the world before or during {collective}")]
     PeerLost {
         /// The rank that left.
@@ -123,5 +141,87 @@ pub enum Error {
         root: usize,
         /// Ranks in the world.
         ranks: usize,
+    },
+    /// A rank that is none of the world's.
+    #[error("rank {rank} was given in a world of {ranks} ranks")]
+    NoSuchRank {
+        /// The rank given.
+        rank: usize,
+        /// Ranks in the world.
+        ranks: usize,
+    },
+    /// A rendezvous has no such address, or its port is in use.
+    #[error("the rendezvous at {address} cannot be had: {reason}")]
+    Address {
+        /// Host and port.
+        address: String,
+        /// What the system says.
+        reason: std::io::ErrorKind,
+    },
+    /// A rank did not come to a rendezvous in time.
+    #[error("rank {rank} did not come to the rendezvous at {address} within {:.3} s", .waited.as_secs_f64())]
+    Absent {
+        /// The lowest rank that is missing.
+        rank: usize,
+        /// Host and port.
+        address: String,
+        /// How long the others waited.
+        waited: Duration,
+    },
+    /// A rank came to the rendezvous of a world of another size.
+    #[error("rank {rank} expects {found} ranks, rank 0 expects {expected}")]
+    WorldSize {
+        /// The rank that came.
+        rank: usize,
+        /// What it expects.
+        found: usize,
+        /// What rank 0 expects.
+        expected: usize,
+    },
+    /// A rank came to a rendezvous to which another had come with its number.
+    #[error("another rank has come to the rendezvous as rank {rank}")]
+    RankTaken {
+        /// The number.
+        rank: usize,
+    },
+    /// Something that is no rank answers where the rendezvous should be.
+    #[error("something else answers at {address}")]
+    Stranger {
+        /// Host and port.
+        address: String,
+    },
+    /// More bytes than a rendezvous takes.
+    #[error("{len} bytes were given to a rendezvous, which takes {most} at most")]
+    TooLong {
+        /// Bytes given.
+        len: usize,
+        /// The limit.
+        most: usize,
+    },
+    /// A library that a world needs is not installed.
+    #[error("no {library} library was found")]
+    NoLibrary {
+        /// What is missing.
+        library: &'static str,
+    },
+    /// The CUDA driver reports an error.
+    #[error("the CUDA driver reports error {code}")]
+    Cuda {
+        /// Its `CUresult`.
+        code: u32,
+    },
+    /// NCCL reports an error.
+    #[error("NCCL reports error {code}")]
+    Nccl {
+        /// Its `ncclResult_t`.
+        code: u32,
+    },
+    /// Not all ranks came to a collective of NCCL in time, or their calls differ.
+    #[error("{collective} was not done within {:.3} s; NCCL does not say which rank is late", .waited.as_secs_f64())]
+    Stalled {
+        /// The collective; a barrier at the start of a world.
+        collective: Call,
+        /// How long this rank waited.
+        waited: Duration,
     },
 }

@@ -1,9 +1,11 @@
 //! Collectives between the ranks of a training job, over buffers that the caller owns.
 //!
 //! Every rank of a world calls the same [`Collective`] methods in the same order; a rank with
-//! nothing to send takes part all the same. Two worlds are built in: [`Solo`] (one rank) and
-//! [`Threads`] (the ranks are threads of one process). Code written over `C: Collective` runs on
-//! either.
+//! nothing to send takes part all the same. Worlds: [`Solo`] (one rank), [`Threads`] (the ranks are
+//! threads of one process), with feature `mpi` `Mpi` (the ranks are processes of an MPI job), all with
+//! the same results to the bit; and with feature `nccl` `Nccl` (one rank for each NVIDIA GPU), whose
+//! docs say where it promises less. Code written over `C: Collective` runs on any. Ranks that are
+//! processes of their own find each other by [`rendezvous`].
 //!
 //! | method | rank r gives | rank r gets |
 //! |---|---|---|
@@ -14,7 +16,8 @@
 //! | [`broadcast`](Collective::broadcast) | `[n]` on the root | the root's `[n]` |
 //! | [`barrier`](Collective::barrier) | | |
 //!
-//! All counts and lengths are in elements ([`Element`]: `u32`, `f32`, [`bf16`]).
+//! All counts and lengths are in elements ([`Element`]: `u32`, `f32`, [`bf16`]). Buffers are slices, so
+//! data that are not contiguous cannot be given: gather them first.
 //!
 //! **Sums repeat to the bit.** A floating-point sum is taken in ascending rank order, whatever the
 //! timing; `bf16` is summed in `f32` and rounded once. A `u32` sum past `u32::MAX` is an error, not
@@ -26,6 +29,11 @@
 //! different collectives, or with lengths that do not fit, all get [`Error::Mismatch`] or
 //! [`Error::CountMismatch`]. A world in which a collective has failed stays failed: later calls
 //! return an error at once. After an error the contents of output buffers are unspecified.
+//!
+//! **Nodes.** [`Hierarchical`] wraps a world whose ranks live on several nodes and joins the
+//! messages of an all-to-all that cross between two of them; [`Counted`] counts bytes and messages
+//! by class of link: own memory, within the node, across nodes. Both are worlds themselves:
+//! `Hierarchical<Counted<Threads>>` counts what its hops send.
 //!
 //! ```
 //! use lrmoe_comm::{Collective, Error, Reduction, Threads};
@@ -56,21 +64,39 @@
 //! });
 //! # Ok::<_, Error>(())
 //! ```
-#![forbid(unsafe_code)]
 
 mod call;
 mod check;
 mod collective;
 mod element;
 mod error;
+mod hierarchical;
+#[cfg(feature = "mpi")]
+mod mpi;
+#[cfg(any(test, feature = "nccl"))]
+mod nccl;
+mod nodes;
+pub mod rendezvous;
 mod solo;
 mod threads;
+mod traffic;
+mod transport;
 
+#[cfg(feature = "mpi")]
+pub use ::mpi as rsmpi;
 pub use bytemuck::Pod;
 pub use call::{Call, Reduction};
 pub use collective::Collective;
+#[cfg(feature = "nccl")]
+pub use cudarc;
 pub use element::Element;
 pub use error::{Error, Side};
 pub use half::bf16;
+pub use hierarchical::{Algorithm, Hierarchical};
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
+#[cfg(feature = "nccl")]
+pub use nccl::Nccl;
 pub use solo::Solo;
 pub use threads::Threads;
+pub use traffic::{Counted, LinkTraffic, Sent, Traffic};

@@ -48,7 +48,8 @@
 //! | [`CompactRows`] | gather, regroup and scatter-add of [`lrmoe_compact`] | the same bits on every backend |
 //! | [`ComputeExperts`] | the expert FFN as above | the same within rounding |
 //!
-//! [`Cpu`] computes the experts in f32 and bf16. With the feature `wgpu`, `Wgpu` has them all on Vulkan, Metal and DX12 devices, the experts in f32.
+//! [`Cpu`] computes the experts in f32 and bf16. With the feature `wgpu`, `Wgpu` has them all on Vulkan, Metal and DX12 devices, with the
+//! feature `cuda`, `Cuda` on NVIDIA cards; the experts in f32.
 //!
 //! ```
 //! use lrmoe_kernels::{
@@ -71,6 +72,10 @@
 mod activation;
 mod compact;
 mod cpu;
+#[cfg(any(feature = "cuda", feature = "cuda-emu"))]
+pub mod cuda;
+#[cfg(any(feature = "wgpu", feature = "cuda", feature = "cuda-emu"))]
+mod cuts;
 mod error;
 mod experts;
 mod ffn;
@@ -82,6 +87,8 @@ pub mod wgpu;
 pub use activation::Activation;
 pub use compact::{CompactRows, PairRows, RowIndex};
 pub use cpu::{Cpu, FfnElement, HostBuffer, InstructionSets, Workspace};
+#[cfg(any(feature = "cuda", feature = "cuda-emu"))]
+pub use cuda::Cuda;
 pub use error::Error;
 pub use experts::{ComputeExperts, ExpertBuffers, RowBuffers};
 pub use ffn::{BackwardRows, ExpertFfn, FfnShape, StashFfn, WeightGradients, Weights};

@@ -3,6 +3,7 @@
 //! [`TrainOptions`] is what a user says, in either place and under the same names; what is left out is
 //! `None`. [`TrainOptions::resolve`] makes a [`TrainConfig`] of it, which is complete and consistent.
 
+mod all_to_all;
 mod contender;
 mod device;
 mod dtype;
@@ -18,8 +19,9 @@ use crate::calibrate::local;
 use crate::model::ModelConfig;
 use crate::policy::{Policy, Selecting};
 
+pub use all_to_all::AllToAll;
 pub use contender::{Contender, ContenderName, PolicyName};
-pub use device::Device;
+pub use device::{Cards, Device};
 pub use dtype::Dtype;
 pub use error::ConfigError;
 pub use options::TrainOptions;
@@ -45,10 +47,12 @@ pub struct TrainConfig {
     pub compare: Vec<Contender>,
     /// Where the MoE layers compute.
     pub device: Device,
-    /// Ranks, each a thread.
+    /// Ranks, each a thread or a process.
     pub ranks: usize,
     /// Ranks that share a node.
     pub ranks_per_node: usize,
+    /// How rows travel between nodes.
+    pub all_to_all: AllToAll,
     /// Threads of the compute pool; `None` for one per core.
     pub threads: Option<usize>,
     /// Expert slots of each rank.
@@ -127,7 +131,7 @@ impl TrainOptions {
             return Err(ConfigError::NoText);
         }
         let model = self.model()?;
-        let ranks = within("ranks", self.ranks.unwrap_or(4), 1..=MOST_THREADS)?;
+        let ranks = self.ranks()?;
         let per_node = self.ranks_per_node.unwrap_or(ranks);
         let threads = self
             .threads
@@ -147,6 +151,7 @@ impl TrainOptions {
             device: self.device.unwrap_or_default().built()?,
             record_trace: self.record_trace()?,
             ranks_per_node: within("ranks-per-node", per_node, 1..=MOST_THREADS)?,
+            all_to_all: self.all_to_all.unwrap_or_default(),
             threads: threads.transpose()?,
             slots: self.slots(ranks, model.experts)?,
             chunk_rows: within("chunk-rows", chunk_rows, 1..=u64::from(u32::MAX))?,
@@ -191,6 +196,19 @@ impl TrainOptions {
             model,
             ranks,
         })
+    }
+
+    fn ranks(&self) -> Result<usize, ConfigError> {
+        match (self.ranks, self.processes) {
+            (Some(ranks), Some(processes)) if ranks != processes => {
+                Err(ConfigError::Processes { ranks, processes })
+            }
+            (_, Some(_)) if self.compare.as_ref().is_some_and(|runs| !runs.is_empty()) => {
+                Err(ConfigError::CompareProcesses)
+            }
+            (_, Some(processes)) => Ok(processes),
+            (ranks, None) => within("ranks", ranks.unwrap_or(4), 1..=MOST_THREADS),
+        }
     }
 
     fn record_trace(&self) -> Result<Option<PathBuf>, ConfigError> {

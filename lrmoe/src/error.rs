@@ -203,6 +203,17 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+    /// Ranks that are processes, in a program without MPI.
+    #[error(
+        "the ranks cannot be processes: this program was built without MPI (cargo build --release -p lrmoe --features mpi), or could not start it; --world threads runs them as threads"
+    )]
+    NoMpi,
+    /// Another rank has found what makes the run impossible, and returns it.
+    #[error("rank {rank} could not start")]
+    Elsewhere {
+        /// The rank.
+        rank: usize,
+    },
     /// A rank's thread ended by a panic.
     #[error("rank {rank} panicked: {message}")]
     Panicked {
@@ -223,10 +234,11 @@ impl Error {
     }
 
     /// Whether another rank's failure, rather than this rank, is behind it.
-    pub(crate) fn is_consequence(&self) -> bool {
+    pub fn is_consequence(&self) -> bool {
         matches!(
             self,
             Self::Comm(_)
+                | Self::Elsewhere { .. }
                 | Self::Metric(lrmoe_metric::Error::Elsewhere | lrmoe_metric::Error::Exchange(_))
         )
     }

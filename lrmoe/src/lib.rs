@@ -54,6 +54,7 @@
 //! ```
 
 pub mod adamw;
+mod backend;
 pub mod bench;
 pub mod calibrate;
 pub mod config;

@@ -3,7 +3,7 @@
 use std::fs;
 
 use clap::Parser;
-use lrmoe::config::{ConfigError, Device, TrainConfig, TrainOptions};
+use lrmoe::config::{Cards, ConfigError, Device, TrainConfig, TrainOptions};
 use lrmoe::policy::{Policy, Selecting};
 use lrmoe_metric::{Method, Score};
 use lrmoe_plan::{ClusterSpec, QuotaPolicy};
@@ -56,7 +56,7 @@ fn a_text_is_enough() {
 }
 
 /// Every option with a value that is not its default, as on the command line and in TOML.
-const OPTIONS: [(&str, &str, &str); 42] = [
+const OPTIONS: [(&str, &str, &str); 43] = [
     ("text", "b.txt", "['b.txt']"),
     ("out", "there", "'there'"),
     ("record-trace", "t", "'t'"),
@@ -77,6 +77,7 @@ const OPTIONS: [(&str, &str, &str); 42] = [
     ("target-loss", "2.5", "2.5"),
     ("ranks", "2", "2"),
     ("ranks-per-node", "2", "2"),
+    ("all-to-all", "auto", "'auto'"),
     ("threads", "3", "3"),
     ("slots", "7", "7"),
     ("chunk-rows", "128", "128"),
@@ -141,18 +142,49 @@ fn every_option_works_in_both_places() {
 fn devices_are_known_and_built_or_refused() {
     assert_eq!(resolve("").unwrap().device, Device::Cpu);
     assert_eq!(resolve("--device cpu").unwrap().device, Device::Cpu);
-    let unknown = parse("--device cuda").unwrap_err().to_string();
-    assert!(unknown.contains("must be cpu or wgpu"), "{unknown}");
-    for wgpu in [
-        resolve("--device wgpu"),
-        resolve_file("text = ['a']\ndevice = 'wgpu'", ""),
-    ] {
-        if cfg!(feature = "wgpu") {
-            assert_eq!(wgpu.unwrap().device, Device::Wgpu);
-        } else {
-            let error = wgpu.unwrap_err().to_string();
-            assert!(error.contains("--features wgpu"), "{error}");
+    for unknown in ["tpu", "cuda:", "cuda:x", "cuda:3-1", "cuda:0-", "cuda:-1"] {
+        let error = parse(&format!("--device {unknown}")).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("must be cpu, wgpu, cuda"), "{error}");
+    }
+    let cases = [
+        ("wgpu", "wgpu", cfg!(feature = "wgpu"), Device::Wgpu),
+        ("cuda", "cuda", cfg!(feature = "cuda"), Device::Cuda(None)),
+        (
+            "cuda:3",
+            "cuda",
+            cfg!(feature = "cuda"),
+            Device::Cuda(Some(Cards::one(3))),
+        ),
+    ];
+    for (name, feature, built, device) in cases {
+        assert_eq!(device.to_string(), name);
+        for resolved in [
+            resolve(&format!("--device {name}")),
+            resolve_file(&format!("text = ['a']\ndevice = '{name}'"), ""),
+        ] {
+            if built {
+                assert_eq!(resolved.unwrap().device, device);
+            } else {
+                let error = resolved.unwrap_err().to_string();
+                assert!(error.contains(&format!("--features {feature}")), "{error}");
+            }
         }
+    }
+}
+
+#[test]
+fn cards_are_those_named_or_that_of_the_process() {
+    let device = |name: &str| name.parse::<Device>().unwrap();
+    let several = device("cuda:2-4");
+    assert_eq!(several.to_string(), "cuda:2-4");
+    let Device::Cuda(Some(cards)) = several else {
+        panic!("{several}")
+    };
+    assert_eq!(cards.numbers().collect::<Vec<_>>(), [2, 3, 4]);
+    assert_eq!(device("cuda").of_process(5), device("cuda:5"));
+    for named in ["cpu", "wgpu", "cuda:1", "cuda:2-4"] {
+        assert_eq!(device(named).of_process(5), device(named));
     }
 }
 
@@ -263,6 +295,10 @@ fn contradictions_are_refused_with_their_values() {
         (
             "--ranks-per-node 0",
             "ranks-per-node 0 is out of range, must be 1 to 1024",
+        ),
+        (
+            "--all-to-all crooked",
+            "unknown all-to-all `crooked`, must be direct, hierarchical or auto",
         ),
         (
             "--threads 0",

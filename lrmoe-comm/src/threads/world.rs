@@ -1,70 +1,33 @@
 use std::fmt;
-use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
+use super::post::{Lending, Post};
 use crate::check::counts_agree;
+use crate::transport::Counts;
 use crate::{Call, Element, Error};
 
 /// Everyone's posts of one exchange, by rank.
-pub(super) type Posts<'a> = Vec<RwLockReadGuard<'a, Post>>;
-
-/// A rank's mailbox.
-pub(super) struct Post {
-    call: Call,
-    pub(super) send_counts: Vec<usize>,
-    pub(super) recv_counts: Vec<usize>,
-    /// The lowest element that this rank could not sum.
-    pub(super) overflow: Option<usize>,
-    bytes: Vec<u8>,
-}
-
-impl Post {
-    fn empty() -> Self {
-        Self {
-            call: Call::Barrier,
-            send_counts: vec![],
-            recv_counts: vec![],
-            overflow: None,
-            bytes: vec![],
-        }
-    }
-
-    /// Empties the mailbox but keeps its memory.
-    fn clear(&mut self, call: Call) {
-        self.call = call;
-        self.send_counts.clear();
-        self.recv_counts.clear();
-        self.overflow = None;
-        self.bytes.clear();
-    }
-
-    pub(super) fn write<T: Element>(&mut self, elements: &[T]) {
-        self.bytes.extend_from_slice(bytemuck::cast_slice(elements));
-    }
-
-    /// Copies the elements from `start` on.
-    pub(super) fn read<T: Element>(&self, start: usize, out: &mut [T]) {
-        let bytes = self.bytes::<T>(start..start + out.len());
-        bytemuck::cast_slice_mut(out).copy_from_slice(bytes);
-    }
-
-    pub(super) fn bytes<T: Element>(&self, elements: Range<usize>) -> &[u8] {
-        &self.bytes[elements.start * size_of::<T>()..elements.end * size_of::<T>()]
-    }
-}
+type Posts<'a> = Vec<RwLockReadGuard<'a, Post>>;
 
 /// What the ranks share: two mailboxes each, and the meeting point.
 ///
 /// Exchanges take the mailboxes in turns. A rank writes a mailbox again two exchanges later, after
-/// the meeting in between, and every rank has read it before coming to that meeting. So no lock on
-/// a mailbox is ever waited for.
+/// the meeting in between, and every rank has read it before coming to that meeting. Memory that is
+/// lent is read before a second meeting. So no lock on a mailbox is ever waited for, except by a rank
+/// that gives up while another is reading what it lent.
 pub(super) struct World {
     deadline: Duration,
     meeting: Mutex<Meeting>,
     changed: Condvar,
+    /// As in the meeting, for ranks that look before they sleep.
+    held: AtomicU64,
     posts: [Vec<RwLock<Post>>; 2],
 }
+
+/// Looks at whether all have come before a rank sleeps: to wake it takes longer than most meetings.
+const LOOKS: usize = 100;
 
 struct Meeting {
     /// Who has come to the next meeting.
@@ -104,33 +67,41 @@ impl World {
             deadline,
             meeting: Mutex::new(meeting),
             changed: Condvar::new(),
+            held: AtomicU64::new(0),
             posts: [posts(), posts()],
         }
     }
 
-    /// Posts what `fill` writes in the mailbox of this turn, meets the other ranks and returns
-    /// their posts once they are seen to agree.
-    pub(super) fn exchange(
+    /// Posts `send`, meets the other ranks, and has `read` take what it needs from their posts once
+    /// they are seen to agree.
+    pub(super) fn exchange<T: Element, R>(
         &self,
         rank: usize,
         turn: usize,
         call: Call,
-        fill: impl FnOnce(&mut Post),
-    ) -> Result<Posts<'_>, Error> {
+        counts: Option<Counts<'_>>,
+        send: &[&[T]],
+        read: impl FnOnce(&Posts<'_>) -> R,
+    ) -> Result<R, Error> {
         // After a failure a slower rank may still be reading, so nothing may be posted.
         self.meeting().check(call)?;
-        {
-            let mut post = self.posts[turn][rank]
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
-            post.clear(call);
-            fill(&mut post);
-        }
+        let _lending = Lending::new(&self.posts[turn][rank], call, counts, send);
         self.meet(rank, call)?;
-        let read = |post| RwLock::read(post).unwrap_or_else(PoisonError::into_inner);
-        let posts: Posts<'_> = self.posts[turn].iter().map(read).collect();
-        agree(&posts).map_err(|error| self.fail(error))?;
-        Ok(posts)
+        let (result, lent) = {
+            let read_lock = |post| RwLock::read(post).unwrap_or_else(PoisonError::into_inner);
+            let posts: Posts<'_> = self.posts[turn].iter().map(read_lock).collect();
+            agree(&posts).map_err(|error| self.fail(error))?;
+            if let Some(rank) = posts.iter().position(|post| post.is_withdrawn()) {
+                self.meeting().check(call)?;
+                let collective = call;
+                return Err(self.fail(Error::PeerLost { rank, collective }));
+            }
+            (read(&posts), posts.iter().any(|post| post.is_lent()))
+        };
+        if lent {
+            self.meet(rank, call)?;
+        }
+        Ok(result)
     }
 
     /// Returns once every rank is here, or has failed to come.
@@ -142,11 +113,24 @@ impl World {
         if meeting.arrived.iter().all(|&arrived| arrived) {
             meeting.arrived.fill(false);
             meeting.held += 1;
+            self.held.store(meeting.held, Ordering::Release);
             self.changed.notify_all();
             return Ok(());
         }
         let held = meeting.held;
+        drop(meeting);
+        for _ in 0..LOOKS {
+            if self.held.load(Ordering::Acquire) != held {
+                return Ok(());
+            }
+            std::thread::yield_now();
+        }
+        meeting = self.meeting();
         loop {
+            if meeting.held != held {
+                return Ok(());
+            }
+            meeting.check(call)?;
             let waited = start.elapsed();
             let Some(left) = self
                 .deadline
@@ -167,10 +151,6 @@ impl World {
                 .wait_timeout(meeting, left)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
-            if meeting.held != held {
-                return Ok(());
-            }
-            meeting.check(call)?;
         }
     }
 
@@ -212,8 +192,8 @@ fn agree(posts: &Posts<'_>) -> Result<(), Error> {
     match expected {
         Call::AllToAll { .. } => counts_agree(
             posts.len(),
-            |rank| &posts[rank].send_counts,
-            |rank| &posts[rank].recv_counts,
+            |rank| &posts[rank].counts[0],
+            |rank| &posts[rank].counts[1],
         ),
         _ => Ok(()),
     }

@@ -2,7 +2,8 @@
 
 use lrmoe_comm::{Collective, Reduction, bf16};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 
 use crate::checks::{
     check_all_gather, check_all_reduce, check_all_to_all, check_broadcast, check_reduce_scatter,
@@ -52,25 +53,19 @@ fn check_step<T: Sample>(comm: &mut impl Collective, step: Step) {
     }
 }
 
-/// Sequences of collectives of mixed types and sizes in one world.
+/// 1,000 sequences of collectives of mixed types and sizes in one world, the same on every rank.
 pub(crate) fn random_sequences(world: impl Worlds) {
-    let mut runner = TestRunner::new(Config {
-        failure_persistence: None,
-        ..Config::with_cases(16)
-    });
-    let steps = proptest::collection::vec(step(), 1..16);
-    runner
-        .run(&steps, |steps| {
-            run(world, |comm| {
-                for &step in &steps {
-                    match step.element {
-                        0 => check_step::<u32>(comm, step),
-                        1 => check_step::<f32>(comm, step),
-                        _ => check_step::<bf16>(comm, step),
-                    }
+    run(world, |comm| {
+        let mut runner = TestRunner::deterministic();
+        let steps = proptest::collection::vec(step(), 1..8);
+        for _ in 0..1000 {
+            for step in steps.new_tree(&mut runner).unwrap().current() {
+                match step.element {
+                    0 => check_step::<u32>(comm, step),
+                    1 => check_step::<f32>(comm, step),
+                    _ => check_step::<bf16>(comm, step),
                 }
-            });
-            Ok(())
-        })
-        .unwrap();
+            }
+        }
+    });
 }

@@ -1,8 +1,9 @@
 //! Every collective, over sizes and element types.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lrmoe_comm::{Collective, Reduction};
+use lrmoe_comm::{Collective, Reduction, bf16};
 
 use crate::checks::{
     check_all_gather, check_all_reduce, check_all_to_all, check_broadcast, check_reduce_scatter,
@@ -66,14 +67,44 @@ pub(crate) fn broadcast<T: Sample>(world: impl Worlds) {
     });
 }
 
-/// No rank passes a barrier before all have come to it.
-pub(crate) fn barrier(world: impl Worlds) {
-    let come = AtomicUsize::new(0);
+/// Messages that are too long to be copied on the way, of which one rank sends most.
+pub(crate) fn large<W: Worlds>(world: W) {
     run(world, |comm| {
-        for round in 1..=50 {
-            come.fetch_add(1, Ordering::SeqCst);
+        let ranks = comm.ranks();
+        check_all_to_all::<f32>(comm, 1, |from, to| match (from == ranks - 1, to == 0) {
+            (true, true) => 200_001,
+            (true, false) => 70_003,
+            (false, _) => 33 * from * to,
+        });
+        check_all_to_all::<bf16>(comm, 2, |from, to| 10_001 * (from + 2 * to));
+        check_all_reduce::<f32>(comm, 3, 300_007, Reduction::Sum);
+        check_all_reduce::<bf16>(comm, 4, 100_001, Reduction::Max);
+        check_reduce_scatter::<f32>(comm, 5, 70_001, Reduction::Sum);
+        check_all_gather::<f32>(comm, 6, 70_001);
+        check_broadcast::<f32>(comm, 7, 200_003, ranks - 1);
+    });
+}
+
+/// No rank passes a barrier before all have come to it, by the clock of this machine.
+pub(crate) fn barrier(world: impl Worlds) {
+    let nanos = || {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_nanos() as u64
+    };
+    let words = |time: u64| [(time >> 32) as u32, time as u32];
+    run(world, |comm| {
+        for round in 0..20 {
+            if round % comm.ranks() == comm.rank() {
+                thread::sleep(Duration::from_micros(500));
+            }
+            let come = words(nanos());
             comm.barrier().unwrap();
-            assert!(come.load(Ordering::SeqCst) >= round * comm.ranks());
+            let passed = nanos();
+            let mut all = vec![0; 2 * comm.ranks()];
+            comm.all_gather(&come, &mut all).unwrap();
+            assert!(all.chunks(2).all(|come| come <= &words(passed)[..]));
         }
     });
 }

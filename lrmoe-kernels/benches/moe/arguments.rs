@@ -3,7 +3,7 @@
 use std::{collections::HashMap, error::Error, str::FromStr};
 
 /// Values by name, from `--name value`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Arguments(HashMap<String, String>);
 
 impl Arguments {

@@ -5,7 +5,7 @@ use lrmoe_metric::{
 };
 
 use super::{Buffer, Wgpu, score::Factors};
-use crate::{Error, FfnElement, Kept, KeptKeys, Memory, SelectPairs};
+use crate::{Error, FfnElement, Kept, KeptKeys, Memory, SelectPairs, cuts::settle};
 
 /// The routed pairs of a rank in the memory of the device.
 #[derive(Debug)]
@@ -137,14 +137,6 @@ impl SelectPairs for Wgpu {
             pairs: kept.pairs,
             weights,
         })
-    }
-}
-
-/// This rank's result of a step that all ranks have just compared: its own error, else that of another rank (`failed` not 0).
-pub(super) fn settle<T>(local: Result<T, Error>, failed: u32) -> Result<T, Error> {
-    match local {
-        Ok(_) if failed != 0 => Err(MetricError::Elsewhere.into()),
-        local => local,
     }
 }
 

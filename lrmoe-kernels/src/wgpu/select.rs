@@ -6,27 +6,17 @@ use super::{
     Buffer, Pairs, Wgpu,
     batch::{Batch, Binding},
     kernel::Kernel,
-    metric::{check_length, settle},
+    metric::check_length,
 };
-use crate::{Error, KeptKeys, Memory};
+use crate::{
+    Error, KeptKeys, Memory,
+    cuts::{CUT, ROUNDS, TIE_BITS, agree, deal_ties, first_cuts, is_any_cut, pair_mask},
+};
 
 /// Threads of a workgroup.
 const THREADS: usize = 256;
 /// Pairs that a workgroup compacts.
 pub(super) const BLOCK: usize = 1024;
-/// Low bit and number of bits of the key that each round looks at: the same on all ranks, whatever their backend.
-const ROUNDS: [(u32, u32); 3] = [(21, 11), (10, 11), (0, 10)];
-/// Bits of a pair id that a round among equal keys looks at.
-const TIE_BITS: u32 = 11;
-
-// What is done with an expert's pairs; as in select.wgsl.
-const KEEP_NONE: u32 = 0;
-const KEEP_ALL: u32 = 1;
-const KEEP_EQUAL: u32 = 2;
-const KEEP_SOME_EQUAL: u32 = 3;
-const DROP_EQUAL: u32 = 4;
-/// Words of an expert's cut: key, how many equal ones are kept, how many there are, what is done.
-const CUT: usize = 4;
 
 /// A selection under way.
 pub(super) struct Search<'a> {
@@ -55,21 +45,9 @@ impl Wgpu {
             check_length("quotas", quotas.len(), pairs.experts())?;
             Ok(keys)
         });
-        let mut loads = pairs.loads.clone();
-        loads.push(local.is_err().into());
-        exchange.sum(&mut loads).map_err(MetricError::Exchange)?;
-        let failed = loads.pop().unwrap_or(0);
-        let keys = settle(local, failed)?;
-        let total = loads.iter().map(|&load| u64::from(load)).sum();
-        if u32::try_from(total).is_err() {
-            return Err(MetricError::TooManyPairsOverall { pairs: total }.into());
-        }
-        let mut search = Search::new(self, pairs, keys, &loads, quotas)?;
-        if loads
-            .iter()
-            .zip(quotas)
-            .any(|(load, q)| (1..*load).contains(q))
-        {
+        let (keys, loads) = agree(local, &pairs.loads, exchange)?;
+        let mut search = Search::new(self, pairs, keys, &first_cuts(&loads, quotas))?;
+        if is_any_cut(&loads, quotas) {
             search.find_cuts(exchange)?;
         }
         let most = pairs.loads.iter().zip(quotas);
@@ -82,23 +60,15 @@ impl<'a> Search<'a> {
         wgpu: &'a Wgpu,
         pairs: &'a Pairs,
         keys: &'a Buffer<u32>,
-        loads: &[u32],
-        quotas: &[u32],
+        cuts: &[u32],
     ) -> Result<Self, Error> {
-        let cut = |(&load, &quota): (&u32, &u32)| match quota {
-            _ if quota >= load => [0, 0, 0, KEEP_ALL],
-            0 => [0, 0, 0, KEEP_NONE],
-            quota => [0, quota, 0, KEEP_EQUAL],
-        };
-        let cuts: Vec<_> = loads.iter().zip(quotas).flat_map(cut).collect();
-        let bits = usize::BITS - pairs.len().saturating_sub(1).leading_zeros();
         Ok(Self {
             wgpu,
             pairs,
             keys,
             ties: wgpu.upload(&vec![0; cuts.len()])?,
-            cuts: wgpu.upload(&cuts)?,
-            pair_mask: u32::MAX >> (u32::BITS - bits.clamp(1, u32::BITS)),
+            cuts: wgpu.upload(cuts)?,
+            pair_mask: pair_mask(pairs.len()),
             counts: Buffer::default(),
         })
     }
@@ -231,43 +201,15 @@ impl<'a> Search<'a> {
         batch.submit()
     }
 
-    /// Gives the ties at the boundaries to lower ranks first; whether this rank keeps some but not all of its own. `own` are its counts in the
-    /// last round.
+    /// Gives the ties at the cuts to lower ranks first; whether this rank keeps some but not all of its own.
     fn share_ties<E: Exchange>(&mut self, own: &[u32], exchange: &mut E) -> Result<bool, Error> {
         let mut cuts = self.wgpu.download(&self.cuts)?;
-        let mut ties = vec![0; cuts.len()];
-        let buckets = own.len() / self.pairs.experts();
-        let (of_experts, _) = cuts.as_chunks_mut::<CUT>();
-        let mut tied: Vec<_> = (of_experts.iter_mut().enumerate())
-            .filter(|(_, [_, take, equal, what])| *what == KEEP_EQUAL && *equal > *take)
-            .collect();
-        if tied.is_empty() {
+        let Some(dealt) = deal_ties(&mut cuts, own, exchange)? else {
             return Ok(false);
-        }
-        let bucket = |key: u32| key as usize & (buckets - 1);
-        let mine: Vec<_> = tied
-            .iter()
-            .map(|(expert, [key, ..])| own[expert * buckets + bucket(*key)])
-            .collect();
-        let mut all = vec![0; mine.len() * exchange.ranks()];
-        let gathered = exchange.all_gather(&mine, &mut all);
-        gathered.map_err(MetricError::Exchange)?;
-        let lower = &all[..mine.len() * exchange.rank()];
-        let mut some = false;
-        for (at, (expert, [_, take, _, what])) in tied.iter_mut().enumerate() {
-            let before: u32 = lower.iter().skip(at).step_by(mine.len()).sum();
-            let left = take.saturating_sub(before);
-            if left == 0 {
-                *what = DROP_EQUAL;
-            } else if left < mine[at] {
-                *what = KEEP_SOME_EQUAL;
-                ties[*expert * CUT..][..CUT].copy_from_slice(&[0, left, 0, KEEP_SOME_EQUAL]);
-                some = true;
-            }
-        }
+        };
         self.wgpu.write(&cuts, &mut self.cuts)?;
-        self.wgpu.write(&ties, &mut self.ties)?;
-        Ok(some)
+        self.wgpu.write(&dealt.ties, &mut self.ties)?;
+        Ok(dealt.some)
     }
 }
 

@@ -1,9 +1,13 @@
-//! What every backend must do, as generic functions, run for each: `cpu`; `wgpu`, where this build and this machine have one; and
-//! `wgpu-split`, the same device with limits so low that work takes many bindings and dispatches.
+//! What every backend must do, as generic functions, run for each: `cpu`; `wgpu`, where this build and this machine have one;
+//! `wgpu-split`, the same device with limits so low that work takes many bindings and dispatches; `cuda`, likewise; and `cuda-emu`, the kernels of CUDA on the CPU.
+//! `cublas` and `cublas-emu` are the experts on these with the products of cuBLAS, the latter's by their definition. `nvrtc` are trials of what compiles these
+//! kernels.
 //!
 //! A missing device shows as ignored. `LRMOE_REQUIRE` is a comma-separated list of backends for which it is a failure.
 
 mod compact;
+#[cfg(any(feature = "cuda", feature = "cuda-emu"))]
+mod cuda;
 #[cfg(feature = "wgpu")]
 mod device;
 #[path = "../ffn/expected.rs"]
@@ -49,23 +53,41 @@ impl<B: Send + Sync + 'static> Candidate<B> {
     }
 }
 
-/// Whether the environment asks for a backend; its variants go by the part of the name before a dash.
+/// Whether the environment asks for a backend; for that of `wgpu-split` with `wgpu`.
 fn is_required(name: &str) -> bool {
     let required = env::var("LRMOE_REQUIRE").unwrap_or_default();
-    required.split(',').any(|backend| {
-        let backend = backend.trim();
-        backend == name
-            || name
-                .strip_prefix(backend)
-                .is_some_and(|rest| rest.starts_with('-'))
-    })
+    let name = name.strip_suffix("-split").unwrap_or(name);
+    required.split(',').any(|backend| backend.trim() == name)
 }
 
 /// Not where limits are low: a row has to fit in a binding.
 const MANY_TERMS: &str = "experts::many_terms";
 
+/// Of cuBLAS.
+#[cfg(any(feature = "cuda", feature = "cuda-emu"))]
+fn cublas_trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
+    let mut trials = expert_trials(candidate);
+    let parts = experts::parts_within_rounding;
+    trials.push(candidate.trial("experts::parts_within_rounding", parts));
+    trials
+}
+
+/// Of the experts within rounding.
+fn expert_trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
+    vec![
+        candidate.trial("experts::every_activation", experts::every_activation),
+        candidate.trial("experts::sizes", experts::sizes),
+        candidate.trial("experts::long_sums", experts::long_sums),
+        candidate.trial("experts::ends_of_activations", experts::ends_of_activations),
+        candidate.trial("experts::empty_groups", experts::empty_groups),
+        candidate.trial("experts::large_matrices", experts::large_matrices),
+        candidate.trial("experts::misuse", experts::misuse),
+    ]
+}
+
 fn trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
-    let mut trials = vec![
+    let mut trials = expert_trials(candidate);
+    trials.extend([
         candidate.trial("memory::zeros", memory::zeros),
         candidate.trial("memory::copies", memory::copies),
         candidate.trial("memory::borrows", memory::borrows),
@@ -94,16 +116,9 @@ fn trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
         candidate.trial("compact::moves_bf16", compact::moves_bf16),
         candidate.trial("compact::large_rows", compact::large_rows),
         candidate.trial("compact::misuse", compact::misuse),
-        candidate.trial("experts::every_activation", experts::every_activation),
-        candidate.trial("experts::sizes", experts::sizes),
-        candidate.trial("experts::long_sums", experts::long_sums),
-        candidate.trial("experts::ends_of_activations", experts::ends_of_activations),
-        candidate.trial("experts::empty_groups", experts::empty_groups),
-        candidate.trial("experts::large_matrices", experts::large_matrices),
         candidate.trial("experts::company", experts::company),
         candidate.trial("experts::parts", experts::parts),
-        candidate.trial("experts::misuse", experts::misuse),
-    ];
+    ]);
     trials.extend(golden::trials(candidate));
     trials
 }
@@ -131,11 +146,61 @@ fn wgpu_trials() -> Vec<Trial> {
 
 #[cfg(not(feature = "wgpu"))]
 fn wgpu_trials() -> Vec<Trial> {
-    let missing = Candidate::<Cpu> {
-        name: "wgpu",
-        backend: Err("built without the feature wgpu".into()),
+    vec![not_built("wgpu")]
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_trials() -> Vec<Trial> {
+    use lrmoe_kernels::{Cuda, Error, cuda::Products};
+
+    let open = |name, card: Result<Cuda, Error>| Candidate {
+        name,
+        backend: card.map(Arc::new).map_err(|error| error.to_string()),
     };
-    vec![missing.trial("built", |_| ())]
+    let card = open("cuda", Cuda::new(0));
+    let mut all = trials(&card);
+    all.extend(cuda::trials(&card, || Cuda::new(0).unwrap()));
+    all.push(card.trial(MANY_TERMS, experts::many_terms));
+    let cublas = Cuda::new(0).and_then(|card| card.with_products(Products::CuBlas));
+    all.extend(cublas_trials(&open("cublas", cublas)));
+    all.extend(cuda::nvrtc_trials());
+    all
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_trials() -> Vec<Trial> {
+    vec![not_built("cuda")]
+}
+
+#[cfg(feature = "cuda-emu")]
+fn cuda_emu_trials() -> Vec<Trial> {
+    use lrmoe_kernels::{Cuda, cuda::Products};
+
+    let open = |name, device| Candidate {
+        name,
+        backend: Ok(Arc::new(device)),
+    };
+    let emulated = open("cuda-emu", Cuda::emulated());
+    let mut all = trials(&emulated);
+    all.extend(cuda::trials(&emulated, Cuda::emulated));
+    let cublas = Cuda::emulated().with_products(Products::CuBlas).unwrap();
+    all.extend(cublas_trials(&open("cublas-emu", cublas)));
+    all
+}
+
+#[cfg(not(feature = "cuda-emu"))]
+fn cuda_emu_trials() -> Vec<Trial> {
+    vec![not_built("cuda-emu")]
+}
+
+/// Stands for the trials of a backend that is not in this build.
+#[cfg(not(all(feature = "wgpu", feature = "cuda", feature = "cuda-emu")))]
+fn not_built(name: &'static str) -> Trial {
+    let missing = Candidate::<Cpu> {
+        name,
+        backend: Err(format!("built without the feature {name}")),
+    };
+    missing.trial("built", |_| ())
 }
 
 fn main() -> ExitCode {
@@ -151,5 +216,7 @@ fn main() -> ExitCode {
     let mut all = trials(&cpu);
     all.push(cpu.trial(MANY_TERMS, experts::many_terms));
     all.extend(wgpu_trials());
+    all.extend(cuda_trials());
+    all.extend(cuda_emu_trials());
     libtest_mimic::run(&Arguments::from_args(), all).exit_code()
 }

@@ -37,6 +37,9 @@ pub enum BenchError {
         /// Bytes that the machine can give.
         available: u64,
     },
+    /// Several cards for the one rank.
+    #[error("the layer of a benchmark is on one card, not on {0}")]
+    Cards(Device),
     /// Threads that the system does not give.
     #[error("cannot start {threads} threads: {source}")]
     Threads {

@@ -23,6 +23,7 @@ use lrmoe_plan::{ExpertShape, Fixed, MemoryModel, Stash};
 pub use error::BenchError;
 pub use report::{ContenderReport, Pass, Report, Timing};
 
+use crate::backend::{OnBackend, on_device};
 use crate::config::{Device, Dtype};
 use crate::error::Error;
 use crate::layer::{Backend, LayerElement};
@@ -66,7 +67,7 @@ impl Settings {
     /// Checks what can be checked before anything is allocated, the memory of this machine included.
     ///
     /// # Errors
-    /// [`BenchError::OutOfRange`], [`BenchError::Repeated`], [`BenchError::Dtype`], [`BenchError::Memory`].
+    /// [`BenchError::OutOfRange`], [`BenchError::Repeated`], [`BenchError::Dtype`], [`BenchError::Cards`], [`BenchError::Memory`].
     pub fn check(&self) -> Result<(), BenchError> {
         for (name, value) in [
             ("experts", self.experts),
@@ -94,7 +95,12 @@ impl Settings {
                 device: self.device,
             });
         }
-        self.check_memory()
+        match self.device {
+            Device::Cuda(Some(cards)) if cards.numbers().len() > 1 => {
+                Err(BenchError::Cards(self.device))
+            }
+            _ => self.check_memory(),
+        }
     }
 
     fn check_memory(&self) -> Result<(), BenchError> {
@@ -178,18 +184,23 @@ pub fn bench(
     observe: impl FnMut(&str, usize, usize),
 ) -> Result<Report, Error> {
     settings.check()?;
-    match settings.device {
-        Device::Cpu => match settings.dtype {
-            Dtype::F32 => bench_on::<_, f32>(Cpu, settings, observe),
-            Dtype::Bf16 => bench_on::<_, bf16>(Cpu, settings, observe),
-        },
-        #[cfg(feature = "wgpu")]
-        Device::Wgpu => {
-            let wgpu = lrmoe_kernels::Wgpu::new().map_err(Error::Device)?;
-            bench_on::<_, f32>(wgpu, settings, observe)
-        }
-        #[cfg(not(feature = "wgpu"))]
-        device => Err(crate::config::ConfigError::NotBuilt { device }.into()),
+    match settings.dtype {
+        Dtype::F32 => on_device(settings.device, Run { settings, observe }),
+        Dtype::Bf16 => bench_on::<_, bf16>(Cpu, settings, observe),
+    }
+}
+
+/// The arguments of [`bench`].
+struct Run<'a, F> {
+    settings: &'a Settings,
+    observe: F,
+}
+
+impl<F: FnMut(&str, usize, usize)> OnBackend for Run<'_, F> {
+    type Output = Report;
+
+    fn run<B: Backend + Clone>(self, of_rank: impl Fn(usize) -> B) -> Result<Report, Error> {
+        bench_on::<_, f32>(of_rank(0), self.settings, self.observe)
     }
 }
 

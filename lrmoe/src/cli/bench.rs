@@ -72,7 +72,7 @@ pub(crate) struct Bench {
     /// Type of weights and rows; sums and weight gradients are f32 with both. bf16 runs on the CPU
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: Dtype,
-    /// Where the layer computes: cpu or wgpu (Vulkan, Metal or DX12)
+    /// Where the layer computes: cpu, wgpu (Vulkan, Metal or DX12), cuda or cuda:N (an NVIDIA card)
     #[arg(long, value_name = "NAME", default_value_t)]
     device: Device,
     /// Threads that compute [default: one per core]
@@ -143,7 +143,7 @@ impl Bench {
                 activation: self.activation,
             },
             dtype: self.dtype,
-            device: self.device,
+            device: super::of_process(self.device)?,
             experts: size(self.experts, spec.experts),
             top_k: size(self.top_k, spec.top_k),
             tokens: self.tokens,

@@ -1,5 +1,7 @@
 //! `lrmoe doctor`.
 
+mod cuda;
+
 use std::fmt;
 
 use clap::Args;
@@ -9,6 +11,7 @@ use lrmoe_kernels::Cpu;
 use serde::Serialize;
 
 use super::model::GIB;
+use cuda::Cuda;
 
 /// Say what this machine offers: instruction sets, threads, memory, devices, and what is missing.
 ///
@@ -42,6 +45,7 @@ struct Report {
     version: &'static str,
     cpu: Processor,
     wgpu: Devices,
+    cuda: Cuda,
     missing: Vec<Missing>,
 }
 
@@ -86,7 +90,7 @@ struct Adapter {
 /// A part that would make more possible.
 #[derive(Serialize)]
 struct Missing {
-    what: &'static str,
+    what: String,
     command: &'static str,
 }
 
@@ -96,19 +100,22 @@ impl Report {
         let mut missing = Vec::new();
         if !wgpu.built {
             missing.push(Missing {
-                what: "the wgpu backend, which this program was built without",
+                what: "the wgpu backend, which this program was built without".into(),
                 command: "cargo build --release -p lrmoe --features wgpu",
             });
         } else if wgpu.adapters.is_empty() && cfg!(target_os = "linux") {
             missing.push(Missing {
-                what: "a Vulkan driver: that of the GPU's vendor, or Mesa's, which has one in software",
+                what: "a Vulkan driver: that of the GPU's vendor, or Mesa's, which has one in software".into(),
                 command: "apt-get install -y --no-install-recommends mesa-vulkan-drivers libvulkan1",
             });
         }
+        let cuda = Cuda::new();
+        missing.extend(cuda.missing());
         Self {
             version: env!("CARGO_PKG_VERSION"),
             cpu: processor(),
             wgpu,
+            cuda,
             missing,
         }
     }
@@ -187,7 +194,7 @@ fn kind(kind: lrmoe_kernels::wgpu::DeviceType) -> &'static str {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "lrmoe {}\n", self.version)?;
-        write!(f, "{}\n{}", self.cpu, self.wgpu)?;
+        write!(f, "{}\n{}\n{}", self.cpu, self.wgpu, self.cuda)?;
         if self.missing.is_empty() {
             return writeln!(f, "\nnothing is missing");
         }

@@ -4,6 +4,7 @@ mod bench;
 mod doctor;
 mod model;
 mod plan;
+mod processes;
 mod replay;
 mod trace;
 mod train;
@@ -11,6 +12,7 @@ mod train;
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use lrmoe::config::{ConfigError, Device};
 use lrmoe::error::Error;
 use lrmoe::trace::{TraceError, check_output};
 
@@ -30,6 +32,24 @@ fn check_outputs<const N: usize>(
         taken.push(resolved(path));
     }
     Ok(())
+}
+
+/// Settles which card a device means. Launchers (torchrun, Slurm scripts) number the processes of a node in LOCAL_RANK; without it there is one.
+fn of_process(device: Device) -> Result<Device, ConfigError> {
+    // As torchrun, Open MPI and MPICH call it.
+    let names = [
+        "LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "MPI_LOCALRANKID",
+    ];
+    let found = names.iter().find_map(|name| std::env::var(name).ok());
+    match found.ok_or(()) {
+        Ok(value) if device == Device::Cuda(None) => match value.parse() {
+            Ok(rank) => Ok(device.of_process(rank)),
+            Err(_) => Err(ConfigError::LocalRank { value }),
+        },
+        _ => Ok(device.of_process(0)),
+    }
 }
 
 #[derive(Subcommand)]

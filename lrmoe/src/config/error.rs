@@ -58,19 +58,46 @@ pub enum ConfigError {
     #[error(transparent)]
     Model(Box<ModelError>),
     /// A device that does not exist.
-    #[error("unknown device `{name}`, must be cpu or wgpu")]
+    #[error(
+        "unknown device `{name}`, must be cpu, wgpu, cuda, or cuda:N or cuda:N-M with numbers of cards"
+    )]
     Device {
+        /// The name given.
+        name: String,
+    },
+    /// A way for all-to-alls that does not exist.
+    #[error("unknown all-to-all `{name}`, must be direct, hierarchical or auto")]
+    AllToAll {
         /// The name given.
         name: String,
     },
     /// A device that this program was built without.
     #[error(
-        "this program was built without {device}; build it with `cargo build --release -p lrmoe --features {device}`"
+        "this program was built without {0}; build it with `cargo build --release -p lrmoe --features {0}`", device.feature()
     )]
     NotBuilt {
         /// The device.
         device: Device,
     },
+    /// A launcher that gives the process no number on its node.
+    #[error("the environment variable LOCAL_RANK is `{value}`, must be the number of a card")]
+    LocalRank {
+        /// Its value.
+        value: String,
+    },
+    /// Another number of ranks than there are processes to be them.
+    #[error("--ranks {ranks}, but {processes} processes were started; each is one rank")]
+    Processes {
+        /// Ranks asked for.
+        ranks: usize,
+        /// Processes.
+        processes: usize,
+    },
+    /// A comparison by processes, each a rank.
+    #[error(
+        "--compare runs its ranks as threads; start it without mpirun, or with --world threads"
+    )]
+    CompareProcesses,
     /// The batch cannot be divided evenly.
     #[error("batch of {batch} sequences is not a multiple of {ranks} ranks")]
     Batch {

@@ -10,6 +10,7 @@ use serde::de::{Deserialize, Deserializer, Error};
 
 use crate::policy::{DxWeight, RouterGradient};
 
+use super::all_to_all::AllToAll;
 use super::contender::{ContenderName, PolicyName};
 use super::device::Device;
 
@@ -22,6 +23,10 @@ pub struct TrainOptions {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub(super) config: Option<PathBuf>,
+    /// Processes that are the ranks, where they are not threads.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub(super) processes: Option<usize>,
     /// Text to train on, required: files, or folders whose .txt, .md and .rs files are taken. The last tenth is held out
     #[arg(long, value_name = "FILE-or-DIR", num_args = 1..)]
     #[serde(deserialize_with = "one_or_many")]
@@ -95,17 +100,25 @@ pub struct TrainOptions {
     #[arg(long, value_name = "NATS", help_heading = "Policy")]
     pub(super) target_loss: Option<f32>,
 
-    /// Where the MoE layers compute: cpu, or wgpu (the fastest Vulkan, Metal or DX12 device, shared by the ranks; `lrmoe doctor` lists
-    /// them). Selections are the same for the same scores, losses within rounding [default: cpu]
+    /// Where the MoE layers compute: cpu; wgpu (the fastest Vulkan, Metal or DX12 device, shared by the ranks); cuda (an NVIDIA card, shared
+    /// by the ranks: the first, or number LOCAL_RANK where a launcher sets that variable), cuda:N (card N) or cuda:N-M (the ranks take these
+    /// cards in turn). `lrmoe doctor` lists them. Selections are the same for the same scores, losses within rounding [default: cpu]
     #[arg(long, value_name = "NAME", help_heading = "Ranks and memory")]
     #[serde(deserialize_with = "parsed")]
     pub(super) device: Option<Device>,
-    /// Ranks, each a thread with its share of batch and experts [default: 4]
+    /// Ranks, each a thread with its share of batch and experts; with --world mpi as many as processes
+    /// [default: 4, or the number of processes]
     #[arg(long, value_name = "N", help_heading = "Ranks and memory")]
     pub(super) ranks: Option<usize>,
     /// Ranks that share a node; pairs that cross nodes are avoided first [default: all]
     #[arg(long, value_name = "N", help_heading = "Ranks and memory")]
     pub(super) ranks_per_node: Option<usize>,
+    /// How rows travel between nodes: direct (from every rank to every other), hierarchical (within the node to the rank with the receiver's
+    /// place, from there with the rest of the node's: fewer and larger messages) or auto (hierarchical where each message
+    /// that this saves costs at most 64 KiB more within a node). Losses are the same to the bit [default: direct]
+    #[arg(long, value_name = "NAME", help_heading = "Ranks and memory")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) all_to_all: Option<AllToAll>,
     /// Threads that all ranks compute on [default: one per core]
     #[arg(long, value_name = "N", help_heading = "Ranks and memory")]
     pub(super) threads: Option<usize>,
@@ -198,10 +211,20 @@ impl TrainOptions {
         toml::from_str(text)
     }
 
+    /// These options for a run whose ranks are so many processes.
+    #[must_use]
+    pub fn of_processes(self, processes: usize) -> Self {
+        Self {
+            processes: Some(processes),
+            ..self
+        }
+    }
+
     /// These options, and those of `other` where these say nothing.
     pub(super) fn or(self, other: Self) -> Self {
         Self {
             config: self.config.or(other.config),
+            processes: self.processes.or(other.processes),
             text: self.text.or(other.text),
             out: self.out.or(other.out),
             resume: self.resume || other.resume,
@@ -221,6 +244,7 @@ impl TrainOptions {
             device: self.device.or(other.device),
             ranks: self.ranks.or(other.ranks),
             ranks_per_node: self.ranks_per_node.or(other.ranks_per_node),
+            all_to_all: self.all_to_all.or(other.all_to_all),
             threads: self.threads.or(other.threads),
             slots: self.slots.or(other.slots),
             chunk_rows: self.chunk_rows.or(other.chunk_rows),

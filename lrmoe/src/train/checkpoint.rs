@@ -93,17 +93,30 @@ impl Checkpoint {
     /// # Errors
     /// `CheckpointError`: missing, corrupt, or of another run.
     pub fn load(path: &Path, identity: &BTreeMap<String, String>) -> Result<Self, Error> {
-        let bytes = match std::fs::read(path) {
+        Self::parse(&Self::read(path)?, path, identity)
+    }
+
+    /// The bytes of a checkpoint.
+    pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
+        match std::fs::read(path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Err(CheckpointError::Missing(path.into()).into());
+                Err(CheckpointError::Missing(path.into()).into())
             }
-            other => other.map_err(Error::io(path))?,
-        };
+            other => other.map_err(Error::io(path)),
+        }
+    }
+
+    /// As `load`, of the bytes that `path` held.
+    pub(super) fn parse(
+        bytes: &[u8],
+        path: &Path,
+        identity: &BTreeMap<String, String>,
+    ) -> Result<Self, Error> {
         let corrupt = |reason: String| CheckpointError::Corrupt {
             path: path.into(),
             reason,
         };
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| corrupt(e.to_string()))?;
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|e| corrupt(e.to_string()))?;
         let json = header
             .metadata()
             .as_ref()
@@ -111,7 +124,7 @@ impl Checkpoint {
         let mut facts: BTreeMap<String, String> = json
             .and_then(|json| serde_json::from_str(json).ok())
             .ok_or_else(|| corrupt("it lacks LRMoE's metadata".into()))?;
-        let tensors = SafeTensors::deserialize(&bytes).map_err(|e| corrupt(e.to_string()))?;
+        let tensors = SafeTensors::deserialize(bytes).map_err(|e| corrupt(e.to_string()))?;
         let written = facts.remove(CHECKSUM);
         let contents = tensors.iter().map(|(name, tensor)| (name, tensor.data()));
         if written != Some(checksum(&facts, contents)) {

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::checkpoint::write_atomically;
 use super::record::StepRecord;
-use super::world::{Observer, checkpoint_path, reached_target, train};
+use super::run::{Observer, checkpoint_path, reached_target};
+use super::threads::train;
 use crate::config::TrainConfig;
 use crate::error::Error;
 use crate::text::Corpus;

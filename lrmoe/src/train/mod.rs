@@ -1,15 +1,23 @@
-//! Training of a byte-level language model whose MoE layers are LRMoE's, every rank a thread of this process.
+//! Training of a byte-level language model whose MoE layers are LRMoE's, every rank a thread of this process, or a
+//! process of its own.
 
 mod checkpoint;
 mod compare;
 mod log;
+mod process;
 mod rank;
 mod record;
+mod run;
+mod setup;
+mod threads;
 mod trace;
-mod world;
+mod traffic;
 
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub(crate) use checkpoint::{folder_of, temporary_beside};
 pub use compare::{Comparison, Outcome, compare};
+pub use process::{settle, train_rank};
 pub use record::{LayerRecord, StepRecord};
-pub use world::{Observer, train};
+pub use run::Observer;
+pub use threads::{train, train_on};
+pub use traffic::{LinkRecord, SentRecord};

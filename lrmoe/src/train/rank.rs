@@ -4,12 +4,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use candle_core::{Device, Tensor};
-use lrmoe_comm::{Collective, Reduction};
+use lrmoe_comm::{Collective, Counted, Hierarchical, Reduction};
 use ndarray::{Array2, ArrayView2};
 
 use super::checkpoint::Checkpoint;
 use super::record::{StepRecord, gather_record};
 use super::trace::{RankPairs, StepTrace};
+use super::traffic::gather_traffic;
 use crate::adamw::{AdamW, Moments, sum_of_squares};
 use crate::config::TrainConfig;
 use crate::error::Error;
@@ -20,11 +21,14 @@ use crate::model::{
 };
 use crate::text::Corpus;
 
+/// A communicator that counts what it sends and knows of nodes.
+type InNodes<C> = Hierarchical<Counted<C>>;
+
 /// A layer with the communicator its rank shares among its layers.
 #[derive(Debug)]
 struct Attached<B: Backend, C> {
     layer: MoeLayer<B>,
-    comm: Arc<Mutex<C>>,
+    comm: Arc<Mutex<InNodes<C>>>,
     step: u32,
     /// Whether the step's pairs are recorded, and those of the last forward pass.
     records_pairs: bool,
@@ -65,7 +69,7 @@ impl<B: Backend, C: Collective> SparseLayer for Attached<B, C> {
 pub(super) struct RankTrainer<'a, B: Backend, C> {
     config: &'a TrainConfig,
     corpus: &'a Corpus,
-    comm: Arc<Mutex<C>>,
+    comm: Arc<Mutex<InNodes<C>>>,
     rank: usize,
     model: LanguageModel,
     dense: DenseParameters,
@@ -88,6 +92,9 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
         checkpoint: Option<&Checkpoint>,
     ) -> Result<Self, Error> {
         let rank = comm.rank();
+        let comm = Counted::new(comm, config.ranks_per_node)?;
+        let algorithm = config.all_to_all.algorithm();
+        let comm = Hierarchical::new(comm, config.ranks_per_node, algorithm)?;
         let comm = Arc::new(Mutex::new(comm));
         let mut attached = Vec::with_capacity(layers.len());
         for (index, layer) in layers.into_iter().enumerate() {
@@ -152,6 +159,8 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
     /// One training step over the global batch. The record is the same on every rank; the trace, if there is to be one, comes on rank 0.
     pub(super) fn train_step(&mut self) -> Result<(StepRecord, Option<StepTrace>), Error> {
         let started = Instant::now();
+        // What came before, such as an evaluation, is no part of the step.
+        lock(&self.comm).world_mut().take_traffic();
         let (ranks, step) = (self.config.ranks, self.step);
         let share = self.config.batch / ranks;
         let (inputs, targets) = self.corpus.batch(
@@ -180,7 +189,11 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
             .map(|layer| lock(layer).layer.stats().clone())
             .collect::<Vec<_>>();
         let tokens = self.config.batch * self.config.model.context;
-        let mut record = gather_record(&mut *lock(&self.comm), self.config, &layers)?;
+        let mut comm = lock(&self.comm);
+        let traffic = comm.world_mut().take_traffic();
+        let mut record = gather_record(&mut *comm, self.config, &layers)?;
+        record.sent = gather_traffic(&mut *comm, &traffic)?;
+        drop(comm);
         record.step = self.step;
         record.loss = loss;
         record.learning_rate = learning_rate;

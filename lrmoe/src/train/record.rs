@@ -7,7 +7,8 @@ use lrmoe_plan::{Stash, StepWork, modelled_seconds};
 use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 
-use super::world::expert_shape;
+use super::setup::expert_shape;
+use super::traffic::LinkRecord;
 use crate::config::TrainConfig;
 use crate::error::Error;
 use crate::layer::{LayerStats, Seconds, Stage, imbalance};
@@ -44,6 +45,9 @@ pub struct StepRecord {
     pub backward_bytes: u64,
     /// Bytes sent from rank to rank for gradient reduction and weight delivery.
     pub update_bytes: u64,
+    /// What all ranks sent in this step, counted where it was sent: by collective, then to itself, within nodes and between them.
+    #[serde(default)]
+    pub sent: BTreeMap<String, LinkRecord>,
     /// Token buffers of all layers on the rank that holds most: rows in exchange, workspaces, stash.
     pub buffer_bytes: u64,
     /// Layer by layer.

@@ -11,11 +11,15 @@ fn doctor_reports_what_there_is_and_what_is_missing() {
         .expect("the program starts");
     assert_success(&output);
     let said = text(&output.stdout);
-    for part in ["threads", "kernels", "memory", "wgpu", "missing"] {
+    for part in ["threads", "kernels", "memory", "wgpu", "cuda", "missing"] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    if !cfg!(feature = "wgpu") {
-        assert!(said.contains("--features wgpu"), "{said}");
+    for (feature, built) in [
+        ("wgpu", cfg!(feature = "wgpu")),
+        ("cuda", cfg!(feature = "cuda")),
+    ] {
+        let command = format!("cargo build --release -p lrmoe --features {feature}");
+        assert_eq!(said.contains(&command), !built, "{said}");
     }
 }
 
@@ -39,8 +43,28 @@ fn doctor_reports_as_json_too() {
             "{adapter}"
         );
     }
+    let cuda = &report["cuda"];
+    assert_eq!(cuda["built"], cfg!(feature = "cuda"));
+    let cards = cuda["cards"].as_array().expect("a list");
+    for (number, card) in cards.iter().enumerate() {
+        assert_eq!(card["number"].as_u64(), Some(number as u64));
+        assert!(card["memory_bytes"].as_u64() > Some(0), "{card}");
+    }
     let missing = report["missing"].as_array().expect("a list");
-    assert_eq!(missing.is_empty(), !adapters.is_empty());
+    let complete = !adapters.is_empty() && !cards.is_empty() && !cuda["nvrtc"].is_null();
+    assert_eq!(missing.is_empty(), complete);
+    if cfg!(feature = "cuda") {
+        let names = |part: &str| {
+            let of = |missing: &serde_json::Value| missing["what"].as_str().unwrap().contains(part);
+            missing.iter().any(of)
+        };
+        assert_eq!(names("NVIDIA driver"), cuda["driver_cuda"].is_null());
+        assert_eq!(names("NVRTC"), cuda["nvrtc"].is_null());
+        assert_eq!(
+            cuda["problem"].is_null(),
+            !cards.is_empty() && !cuda["nvrtc"].is_null()
+        );
+    }
     for part in missing {
         assert!(
             part["command"]

@@ -2,6 +2,7 @@
 
 mod bench;
 mod doctor;
+mod nodes;
 mod record;
 mod refusals;
 mod trace;

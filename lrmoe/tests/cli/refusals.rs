@@ -40,6 +40,37 @@ fn listing(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
         .collect()
 }
 
+/// Without a card, or without what it takes, the program says so before it writes anything; where there is one, card 4000000000 is not.
+#[test]
+#[cfg(feature = "cuda")]
+fn missing_cards_are_refused() {
+    let folder = Folder::new();
+    let train = ["train", "--text", "text.txt", "--device", "cuda:4000000000"];
+    assert_program_refused(&folder, &train, "no device for cuda: ");
+    let bench = ["bench", "--preset", "tiny", "--device", "cuda:4000000000"];
+    assert_program_refused(&folder, &bench, "no device for cuda: ");
+    let several = ["bench", "--preset", "tiny", "--device", "cuda:0-1"];
+    assert_program_refused(&folder, &several, "on one card, not on cuda:0-1");
+}
+
+/// The card of a process that a launcher started.
+#[test]
+#[cfg(feature = "cuda")]
+fn the_local_rank_is_the_number_of_a_card() {
+    let folder = Folder::new();
+    for (rank, message) in [
+        ("one", "LOCAL_RANK is `one`"),
+        ("4000000000", "no device for cuda: "),
+    ] {
+        let mut program = folder.program(&["train", "--text", "text.txt", "--device", "cuda"]);
+        let output = program.env("LOCAL_RANK", rank).output();
+        let output = output.expect("the program starts");
+        assert_eq!(output.status.code(), Some(2));
+        let said = text(&output.stderr);
+        assert!(said.contains(message), "{said}");
+    }
+}
+
 #[test]
 fn bad_input_is_refused() {
     let folder = Folder::new();

@@ -1,8 +1,7 @@
 //! One layer on a device.
 
-use lrmoe::layer::LayerConfig;
+use lrmoe::layer::{Backend, LayerConfig};
 use lrmoe::policy::{DxWeight, Policy, RouterGradient, Selecting};
-use lrmoe_kernels::Wgpu;
 use lrmoe_metric::{Method, Score};
 
 use super::common::{Batch, Stepped, lrmoe, relative_error, split, steps, steps_on};
@@ -36,7 +35,7 @@ fn assert_close(device: &Stepped, cpu: &Stepped, tolerance: f64, what: &str) {
 }
 
 /// The same pairs, by scores that are the same to the bit and by scores that are the same within rounding; and all that follows.
-pub(super) fn selections(wgpu: &Wgpu) {
+pub(super) fn selections<B: Backend + Clone + Sync>(backend: &B) {
     let batch = Batch::random(96, (16, 24), (8, 3), 3);
     for score in [Score::Random, Score::Gate, Score::Forward, Score::DownGrad] {
         for method in [Method::Priority, Method::Top] {
@@ -51,7 +50,7 @@ pub(super) fn selections(wgpu: &Wgpu) {
                 let config = batch.config(ranks, policy.clone());
                 let shares = split(96, ranks);
                 let cpu = &steps(&batch, &config, &shares, 1)[0];
-                let device = &steps_on(wgpu, &batch, &config, &shares, 1)[0];
+                let device = &steps_on(backend, &batch, &config, &shares, 1)[0];
                 assert_eq!(pairs(device), pairs(cpu), "{what}");
                 if !score.needs_h() && !score.needs_dy() {
                     assert_eq!(device.retained, cpu.retained, "{what}");
@@ -68,7 +67,7 @@ pub(super) fn selections(wgpu: &Wgpu) {
 }
 
 /// Steps with updates and moving experts.
-pub(super) fn policies(wgpu: &Wgpu) {
+pub(super) fn policies<B: Backend + Clone + Sync>(backend: &B) {
     let batch = Batch::random(60, (16, 20), (6, 2), 21);
     let policies = [
         Policy::Dropless,
@@ -89,7 +88,7 @@ pub(super) fn policies(wgpu: &Wgpu) {
             let config = batch.config(ranks, policy.clone());
             let shares = split(60, ranks);
             let cpu = steps(&batch, &config, &shares, 3);
-            let device = steps_on(wgpu, &batch, &config, &shares, 3);
+            let device = steps_on(backend, &batch, &config, &shares, 3);
             for (number, (device, cpu)) in device.iter().zip(&cpu).enumerate() {
                 // Rounding grows through the updates.
                 let tolerance = ROUNDING * 10_f64.powi(number as i32);
@@ -100,7 +99,7 @@ pub(super) fn policies(wgpu: &Wgpu) {
 }
 
 /// Ranks without tokens, no tokens at all, masked pairs, one expert for all, chunks of any size.
-pub(super) fn edges(wgpu: &Wgpu) {
+pub(super) fn edges<B: Backend + Clone + Sync>(backend: &B) {
     let batch = Batch::random(24, (8, 12), (6, 2), 5);
     let nothing = Batch::random(0, (8, 12), (6, 2), 5);
     let mut masked = batch.clone();
@@ -129,7 +128,7 @@ pub(super) fn edges(wgpu: &Wgpu) {
                 ..batch.config(shares.len(), policy)
             };
             let cpu = &steps(batch, &config, &shares, 1)[0];
-            let device = &steps_on(wgpu, batch, &config, &shares, 1)[0];
+            let device = &steps_on(backend, batch, &config, &shares, 1)[0];
             let what = format!("case {number}, {}", config.policy.name());
             assert_eq!(pairs(device), pairs(cpu), "{what}");
             assert_close(device, cpu, ROUNDING, &what);

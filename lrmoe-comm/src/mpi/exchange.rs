@@ -1,0 +1,353 @@
+//! How the ranks of a world of processes meet, give and take, and what ends them.
+
+use std::time::Duration;
+
+use super::Mpi;
+use super::message::Message;
+use super::patience::Patience;
+use super::peer::{Peer, Way};
+use super::slot::{Channel, Code};
+use super::staging::CHUNK;
+use crate::check::counts_agree;
+use crate::element::reduce;
+use crate::transport::{Counts, Transport};
+use crate::{Call, Element, Error, Reduction};
+
+/// How long a rank that ends the world, or leaves it, stays to see its last words sent.
+const FAREWELL: Duration = Duration::from_millis(100);
+
+impl Mpi {
+    /// Does something with a peer that only MPI can make fail.
+    pub(super) fn on<R>(
+        &mut self,
+        peer: usize,
+        collective: Call,
+        body: impl FnOnce(&mut Peer, Channel) -> Result<R, Code>,
+    ) -> Result<R, Error> {
+        body(&mut self.peers[peer], self.channel).map_err(|Code(code)| {
+            let rank = peer;
+            self.fail(Error::Mpi {
+                rank,
+                collective,
+                code,
+            })
+        })
+    }
+
+    /// Waits until every peer is `ready` and nothing is left to do. `work` does what can be done
+    /// meanwhile and says whether anything was: then the wait counts anew.
+    fn wait(
+        &mut self,
+        collective: Call,
+        ready: impl Fn(&Peer) -> bool,
+        mut work: impl FnMut(&mut Self) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        let mut patience = Patience::new();
+        loop {
+            let worked = work(self)?;
+            let mut missing = self.caller.ranks;
+            for rank in self.others() {
+                let message = self.on(rank, collective, |peer, _| Ok(peer.look()?.cloned()))?;
+                if let Some(Message::Failed(error)) = message {
+                    return Err(self.failure.insert(error).clone());
+                }
+                if ready(&self.peers[rank]) {
+                    continue;
+                }
+                // Having left is no failure of those who need nothing more from the rank.
+                if message == Some(Message::Left) {
+                    return Err(self.fail(Error::PeerLost { rank, collective }));
+                }
+                missing = missing.min(rank);
+            }
+            if worked {
+                patience = Patience::new();
+            } else if missing == self.caller.ranks {
+                return Ok(());
+            } else if let Err(waited) = patience.pause(self.deadline) {
+                return Err(self.fail(Error::Deadline {
+                    rank: missing,
+                    collective,
+                    waited,
+                }));
+            }
+        }
+    }
+
+    /// Tells every peer that this rank is here and what it gives, waits until all have done so and
+    /// agree, and starts to move `send[p]` to and `receives(p)` elements from each.
+    fn meet<T: Element>(
+        &mut self,
+        call: Call,
+        counts: Option<Counts<'_>>,
+        send: &[&[T]],
+        receives: impl Fn(usize) -> usize,
+    ) -> Result<(), Error> {
+        if let Some(error) = &self.failure {
+            return Err(error.clone());
+        }
+        self.number += 1;
+        let number = self.number;
+        self.offer.open(number);
+        let mut unsent: Vec<usize> = self.others().collect();
+        self.wait(call, Peer::has_come, |world| {
+            let before = unsent.len();
+            let mut result = Ok(());
+            unsent.retain(|&peer| {
+                let part = bytemuck::cast_slice(send[peer]);
+                let send_meet =
+                    |peer: &mut Peer, channel| peer.send_meet(channel, number, call, counts, part);
+                match world.on(peer, call, send_meet) {
+                    Ok(sent) => !sent,
+                    Err(error) => {
+                        result = Err(error);
+                        true
+                    }
+                }
+            });
+            result.map(|()| unsent.len() < before)
+        })?;
+        self.agree(call, counts)?;
+        for peer in self.others() {
+            let (sends, receives) = (size_of_val(send[peer]), receives(peer) * size_of::<T>());
+            self.on(peer, call, |peer, channel| {
+                peer.start(channel, sends, receives)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Checks that all ranks make the same call. Every rank has heard the same from all, so every
+    /// rank comes to the same verdict.
+    fn agree(&mut self, call: Call, counts: Option<Counts<'_>>) -> Result<(), Error> {
+        let own = (call, counts.unwrap_or_default().map(<[usize]>::to_vec));
+        let posts: Vec<_> = self
+            .peers
+            .iter()
+            .map(|peer| peer.met().unwrap_or_else(|| own.clone()))
+            .collect();
+        let expected = posts[0].0;
+        let different = posts.iter().position(|(call, _)| *call != expected);
+        let verdict = match (different, expected) {
+            (Some(rank), _) => Err(Error::Mismatch {
+                rank,
+                found: posts[rank].0,
+                expected,
+            }),
+            (None, Call::AllToAll { .. }) => counts_agree(
+                posts.len(),
+                |rank| &posts[rank].1[0],
+                |rank| &posts[rank].1[1],
+            ),
+            _ => Ok(()),
+        };
+        verdict.map_err(|error| self.failure.insert(error).clone())
+    }
+
+    /// Sends chunks that MPI takes. Whether anything happened.
+    fn push<T: Element>(&mut self, call: Call, send: &[&[T]]) -> Result<bool, Error> {
+        let mut worked = false;
+        for rank in self
+            .others()
+            .filter(|&rank| !self.peers[rank].sent)
+            .collect::<Vec<_>>()
+        {
+            let bytes = bytemuck::cast_slice(send[rank]);
+            worked |= self.on(rank, call, |peer, channel| {
+                let pushed = peer.staging.push(channel, rank, bytes)?;
+                peer.sent = peer.staging.all_sent()?;
+                Ok(pushed || peer.sent)
+            })?;
+        }
+        Ok(worked)
+    }
+
+    /// Tells the peers whose memory was read that it was, once it is sure that it held what they
+    /// gave.
+    fn tell_read(&mut self, collective: Call) -> Result<(), Error> {
+        let number = self.number;
+        for rank in self.others() {
+            if self.peers[rank].incoming != Way::Memory {
+                continue;
+            }
+            if !self.peers[rank].still_offers() {
+                return Err(self.gone(rank, collective));
+            }
+            self.on(rank, collective, |peer, channel| {
+                peer.send_read(channel, number)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A peer's memory cannot be read any more: it has ended the world, which its farewell says, or
+    /// died.
+    fn gone(&mut self, rank: usize, collective: Call) -> Error {
+        let mut patience = Patience::new();
+        loop {
+            let message = self.on(rank, collective, |peer, channel| {
+                if peer.has_come() {
+                    peer.listen(channel)?;
+                }
+                Ok(peer.look()?.cloned())
+            });
+            match message {
+                Err(error) => return error,
+                Ok(Some(Message::Failed(error))) => return self.failure.insert(error).clone(),
+                Ok(None) if patience.pause(FAREWELL).is_ok() => {}
+                Ok(_) => return self.fail(Error::PeerLost { rank, collective }),
+            }
+        }
+    }
+
+    /// Ends an exchange: listens to all peers again, and waits until each has taken all it gets and
+    /// given all it gives. `take` takes what has come and says whether anything had.
+    fn part<T: Element>(
+        &mut self,
+        call: Call,
+        send: &[&[T]],
+        mut take: impl FnMut(&mut Self) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        for peer in self.others() {
+            self.on(peer, call, Peer::listen)?;
+        }
+        self.wait(call, Peer::is_through, |world| {
+            Ok(world.push(call, send)? | take(world)?)
+        })?;
+        for peer in self.others() {
+            self.on(peer, call, Peer::forget_read)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn try_exchange<T: Element>(
+        &mut self,
+        call: Call,
+        counts: Option<Counts<'_>>,
+        send: &[&[T]],
+        recv: &mut [&mut [T]],
+    ) -> Result<(), Error> {
+        self.meet(call, counts, send, |peer| recv[peer].len())?;
+        let mut recv: Vec<&mut [u8]> = recv
+            .iter_mut()
+            .map(|part| bytemuck::cast_slice_mut(part))
+            .collect();
+        for rank in self.others() {
+            let (peer, part) = (&self.peers[rank], &mut *recv[rank]);
+            match peer.incoming {
+                Way::Inline => part.copy_from_slice(peer.inline(call, part.len())),
+                Way::Memory if !peer.read(0, part) => return Err(self.gone(rank, call)),
+                Way::Memory | Way::Chunks => {}
+            }
+        }
+        self.tell_read(call)?;
+        self.part(call, send, |world| {
+            let mut taken = false;
+            for rank in world.others() {
+                let part = &mut *recv[rank];
+                taken |= world.on(rank, call, |peer, channel| {
+                    let Some((chunk, bytes)) = peer.staging.next()? else {
+                        return Ok(false);
+                    };
+                    let rest = &mut part[chunk * CHUNK..];
+                    let len = rest.len().min(CHUNK);
+                    rest[..len].copy_from_slice(&bytes[..len]);
+                    peer.staging.take(channel, rank)?;
+                    Ok(true)
+                })?;
+            }
+            Ok(taken)
+        })
+    }
+
+    pub(super) fn try_reduce<T: Element>(
+        &mut self,
+        call: Call,
+        send: &[&[T]],
+        reduction: Reduction,
+        mine: &mut [T],
+    ) -> Result<Option<usize>, Error> {
+        self.meet(call, None, send, |_| mine.len())?;
+        for rank in self.others() {
+            let peer = &self.peers[rank];
+            if peer.incoming == Way::Inline {
+                self.chunks[rank].clear();
+                self.chunks[rank].extend_from_slice(peer.inline(call, size_of_val(mine)));
+            }
+        }
+        let elements = CHUNK / size_of::<T>();
+        let (mut next, mut overflow) = (0, None);
+        self.part(call, send, |world| {
+            let start = next * elements;
+            // Without elements there is still memory to give back.
+            if start >= mine.len().max(1) || !world.fetch::<T>(call, start, mine.len())? {
+                return Ok(false);
+            }
+            let end = mine.len().min(start + elements);
+            let sources: Vec<&[u8]> = world.chunks.iter().map(Vec::as_slice).collect();
+            let reduced = reduce(
+                &sources,
+                world.caller.rank,
+                reduction,
+                &mut mine[start..end],
+            );
+            overflow = overflow.or(reduced.err().map(|index| start + index));
+            next += 1;
+            if end == mine.len() {
+                world.tell_read(call)?;
+            }
+            Ok(true)
+        })?;
+        Ok(overflow)
+    }
+
+    /// Brings the elements from `start` on, a chunk at most, from every peer. `false` if some have
+    /// not come.
+    fn fetch<T: Element>(&mut self, call: Call, start: usize, len: usize) -> Result<bool, Error> {
+        let bytes = (len - start).min(CHUNK / size_of::<T>()) * size_of::<T>();
+        let mut here = true;
+        for rank in self.others() {
+            if self.peers[rank].incoming == Way::Chunks {
+                here &= self.on(rank, call, |peer, _| Ok(peer.staging.next()?.is_some()))?;
+            }
+        }
+        if !here {
+            return Ok(false);
+        }
+        for rank in self.others() {
+            let mut chunk = std::mem::take(&mut self.chunks[rank]);
+            chunk.resize(bytes, 0);
+            match self.peers[rank].incoming {
+                Way::Inline => {}
+                Way::Memory => {
+                    if !self.peers[rank].read(start * size_of::<T>(), &mut chunk) {
+                        return Err(self.gone(rank, call));
+                    }
+                }
+                Way::Chunks => self.on(rank, call, |peer, channel| {
+                    if let Some((_, come)) = peer.staging.next()? {
+                        chunk.copy_from_slice(&come[..bytes]);
+                    }
+                    peer.staging.take(channel, rank)
+                })?,
+            }
+            self.chunks[rank] = chunk;
+        }
+        Ok(true)
+    }
+
+    /// Sends every peer a last message and stays a little to see it leave.
+    pub(super) fn farewell(&mut self, message: &Message) {
+        for peer in self.others() {
+            self.peers[peer].send_farewell(self.channel, message);
+        }
+        let mut patience = Patience::new();
+        let mut others = self.others();
+        while !others.all(|peer| self.peers[peer].said_farewell()) {
+            if patience.pause(FAREWELL).is_err() {
+                break;
+            }
+            others = self.others();
+        }
+    }
+}
