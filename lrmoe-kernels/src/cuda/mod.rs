@@ -14,6 +14,8 @@
 //! and scales are exchanged), in keys of a caller's scores (4 bytes), and where a selection exchanges with other ranks. Memory is taken from the
 //! card's pool in the order of the stream, where the card has one.
 //!
+//! **Products.** The experts' grouped products are kernels of this crate; [`Cuda::with_products`] leaves them to cuBLAS.
+//!
 //! **Errors.** As a card works behind the stream, what goes wrong there may show only in a later call, at the latest in the next read.
 //!
 //! **Without a card.** The feature `cuda-emu` has the same kernels compiled by c++ and run on the CPU, for tests: `Cuda::emulated`.
