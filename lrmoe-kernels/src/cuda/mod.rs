@@ -57,7 +57,6 @@ pub use ffn::Scratch;
 pub use gemm::Products;
 pub use metric::{Pairs, Scores};
 
-use crate::Error;
 use driver::Driver;
 
 /// A device that runs the stages; clones share it.
@@ -85,7 +84,7 @@ impl Cuda {
     /// # Errors
     ///
     /// [`Error::NoDevice`](crate::Error::NoDevice) if the library is not found or too old.
-    pub fn with_products(&self, products: Products) -> Result<Self, Error> {
+    pub fn with_products(&self, products: Products) -> Result<Self, crate::Error> {
         if products == Products::CuBlas {
             self.shared.driver.find_library()?;
         }
