@@ -169,9 +169,11 @@ fn test() -> Result<(), Failure> {
         calls: 2,
         rounds: 1,
     };
-    let mut tables = vec![tiny.table("the CPU", &Cpu)?];
-    #[cfg(feature = "cuda-emu")]
-    tables.push(tiny.table("the emulator", &lrmoe_kernels::Cuda::emulated())?);
+    let tables = [
+        tiny.table("the CPU", &Cpu)?,
+        #[cfg(feature = "cuda-emu")]
+        tiny.table("the emulator", &lrmoe_kernels::Cuda::emulated())?,
+    ];
     for table in tables {
         let rows: Vec<Vec<&str>> = table
             .lines()

@@ -13,7 +13,7 @@ use cudarc::{
     driver::CudaStream,
 };
 
-use super::gemm::{Gemm, no_library};
+use super::gemm::Gemm;
 use crate::Error;
 
 /// First version with grouped products (major, minor).
@@ -114,6 +114,14 @@ impl Library {
             operation: "multiplying by cuBLAS",
             reason: error.to_string(),
         })
+    }
+}
+
+/// There is none that can be used.
+fn no_library(reason: impl Into<String>) -> Error {
+    Error::NoDevice {
+        backend: "cublas",
+        reason: reason.into(),
     }
 }
 

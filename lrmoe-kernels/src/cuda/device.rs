@@ -216,6 +216,20 @@ impl Parameters {
     }
 }
 
+impl Drop for Card {
+    fn drop(&mut self) {
+        let library = self
+            .library
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        // It ends in the context of its stream, which ends later; of no use to anyone if that fails.
+        if library.is_some() {
+            let _ = self.stream.context().bind_to_thread();
+            *library = None;
+        }
+    }
+}
+
 impl fmt::Debug for Card {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Card")

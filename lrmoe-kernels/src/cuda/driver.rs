@@ -45,7 +45,7 @@ pub(super) trait Driver: fmt::Debug + Send + Sync {
     /// `parameters` are those of the kernel, in its order, and what it reaches by them is in allocations of this driver.
     unsafe fn launch(&self, kernel: Kernel, blocks: u32, parameters: &[u64]) -> Result<(), Error>;
 
-    /// Looks for what [`multiply`](Self::multiply) needs: cuBLAS.
+    /// Looks for what [`multiply`](Self::multiply) needs, cuBLAS on a card.
     fn find_library(&self) -> Result<(), Error>;
 
     /// Multiplies matrices, of which there is at least one, by a library.

@@ -1,6 +1,6 @@
 //! Products as cuBLAS takes them, for those who would rather have its kernels than those of this crate.
 
-use crate::{Error, experts::Groups};
+use crate::experts::Groups;
 
 /// What multiplies the experts' rows and matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,14 +97,6 @@ pub(super) fn gemms(
         .filter(with_rows)
         .map(of_instance)
         .collect()
-}
-
-/// What products need that are not there.
-pub(super) fn no_library(reason: impl Into<String>) -> Error {
-    Error::NoDevice {
-        backend: "cublas",
-        reason: reason.into(),
-    }
 }
 
 #[cfg(test)]

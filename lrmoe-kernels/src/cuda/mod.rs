@@ -14,6 +14,8 @@
 //! and scales are exchanged), in keys of a caller's scores (4 bytes), and where a selection exchanges with other ranks. Memory is taken from the
 //! card's pool in the order of the stream, where the card has one.
 //!
+//! **Products.** The experts' grouped products are kernels of this crate; [`Cuda::with_products`] leaves them to cuBLAS.
+//!
 //! **Errors.** As a card works behind the stream, what goes wrong there may show only in a later call, at the latest in the next read.
 //!
 //! **Without a card.** The feature `cuda-emu` has the same kernels compiled by c++ and run on the CPU, for tests: `Cuda::emulated`.
@@ -55,7 +57,6 @@ pub use ffn::Scratch;
 pub use gemm::Products;
 pub use metric::{Pairs, Scores};
 
-use crate::Error;
 use driver::Driver;
 
 /// A device that runs the stages; clones share it.
@@ -83,7 +84,7 @@ impl Cuda {
     /// # Errors
     ///
     /// [`Error::NoDevice`](crate::Error::NoDevice) if the library is not found or too old.
-    pub fn with_products(&self, products: Products) -> Result<Self, Error> {
+    pub fn with_products(&self, products: Products) -> Result<Self, crate::Error> {
         if products == Products::CuBlas {
             self.shared.driver.find_library()?;
         }

@@ -305,7 +305,8 @@ pub(crate) fn parts<B: Backend>(backend: &B) {
     });
 }
 
-/// The same within rounding, where no order of sums is promised.
+/// The same within rounding, for cuBLAS, which promises no order of sums.
+#[cfg(any(feature = "cuda", feature = "cuda-emu"))]
 pub(crate) fn parts_within_rounding<B: Backend>(backend: &B) {
     in_parts(backend, |found, expected| {
         let wide = |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();

@@ -41,6 +41,7 @@ fn trials<B: Backend + Clone + Sync>(candidate: &Candidate<B>) -> Vec<Trial> {
 }
 
 /// And that the device has its name.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
 fn trials_with_name<B: Backend + Clone + Sync>(
     name: &'static str,
     device: Result<B, lrmoe_kernels::Error>,

@@ -7,7 +7,7 @@ use lrmoe::config::{TrainConfig, TrainOptions};
 use lrmoe::error::Error;
 use lrmoe::layer::Backend;
 use lrmoe::text::Corpus;
-use lrmoe::train::{Observer, StepRecord, train, train_on};
+use lrmoe::train::{Observer, StepRecord, train_on};
 use lrmoe_kernels::Cpu;
 
 #[derive(Parser)]
@@ -86,9 +86,13 @@ pub(super) fn first_steps<B: Backend + Clone>(backend: &B) {
 }
 
 /// The device that `--device` names trains as the one at hand.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
 pub(super) fn by_name<B: Backend + Clone>(name: &str, backend: &B) {
     let options = ["--device", name, "--ranks", "2", "--steps", "2"];
-    let (named, given) = (run(&options, train), run_on(backend, &options));
+    let (named, given) = (
+        run(&options, lrmoe::train::train),
+        run_on(backend, &options),
+    );
     for (named, given) in named.iter().zip(&given) {
         assert_eq!(named.loss.to_bits(), given.loss.to_bits());
         for (named, given) in named.layers.iter().zip(&given.layers) {
