@@ -9,7 +9,7 @@ use super::{
     isa::{Isa, vectorised},
     kernel::LANES,
     pack::{columns_to_rows, padded, rows_to_columns, rows_to_panels, words},
-    product::{Left, PACKED_WORDS, rows_times_weights},
+    product::{Left, packed_words, rows_times_weights},
     tile::{Columns, FEATURES, ROWS, UNIT, blocks, cut, share, take, tile_rows, tiles},
     wgrad::{self, Kept, write_gradients},
 };
@@ -131,7 +131,7 @@ impl<'a> Scratch<'a> {
             FEATURES * height.next_multiple_of(UNIT),
             block,
             block,
-            PACKED_WORDS,
+            packed_words(width, hidden),
         ]
     }
 

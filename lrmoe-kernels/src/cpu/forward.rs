@@ -8,7 +8,7 @@ use super::{
     element::Storage,
     isa::{Isa, vectorised},
     pack::{columns_to_rows, padded, rows_to_panels, words},
-    product::{PACKED_WORDS, Right, weights_times_columns},
+    product::{Right, packed_words, weights_times_columns},
     tile::{FEATURES, blocks, cut, share, take, tile_rows, tiles},
 };
 use crate::{Activation, ffn::Experts};
@@ -63,7 +63,7 @@ fn split<'a, T>(values: &mut &'a mut [T], length: usize) -> &'a mut [T] {
 fn scratch_words<T: Storage>(experts: &Experts<'_, T>, height: usize) -> usize {
     let (width, hidden) = (experts.shape.width, experts.shape.hidden);
     let columns = words::<T>(width) + words::<T>(hidden) + 2 * FEATURES;
-    padded(columns * height) + padded(height * hidden) + PACKED_WORDS + 64
+    padded(columns * height) + padded(height * hidden) + packed_words(width, hidden) + 64
 }
 
 struct Tile<'a, T> {

@@ -12,8 +12,13 @@ use super::{
 
 /// Most words of k that sums stay in registers for. That much of 256 rows, and as much of [`FEATURES`] columns, fit into the second cache.
 const DEPTH: usize = 512;
-/// Words of scratch for weights that are moved: by rows in [`weights_times_columns`], by columns in [`rows_times_weights`].
-pub(super) const PACKED_WORDS: usize = FEATURES * DEPTH;
+
+/// Words of scratch for weights that are moved, of matrices `[a, b]` and `[b, a]`: by rows in [`weights_times_columns`], by columns in
+/// [`rows_times_weights`].
+pub(super) fn packed_words(a: usize, b: usize) -> usize {
+    let most = padded(a.max(b));
+    most.min(FEATURES) * most.min(DEPTH)
+}
 
 /// Rows of a left factor, which stay near while the panels of the right one pass; whole steps of every kernel.
 const fn group<T: Storage>() -> usize {
@@ -80,7 +85,7 @@ fn whole_words<'a, T: Storage>(
     part: Range<usize>,
     to: &'a mut [u32],
 ) -> (&'a [T], usize) {
-    let stride = DEPTH * T::PER_WORD;
+    let stride = words::<T>(part.len()) * T::PER_WORD;
     let to = bytemuck::cast_slice_mut::<u32, T>(to);
     for (row, to) in rows.chunks_exact(length).zip(to.chunks_exact_mut(stride)) {
         let (to, rest) = to.split_at_mut(part.len());
