@@ -110,7 +110,11 @@ pub(crate) fn a_link_is_cut() -> Result<(), Failed> {
     let fault = Instant::now();
     // What the ranks of the other host say can no more be heard.
     let is_told = |errors: &str| {
-        let tells = |rank| errors.contains(&format!("lrmoe: rank {rank}: rank "));
+        let tells = |rank| {
+            let start = format!("lrmoe: rank {rank}: ");
+            let mut lines = errors.lines();
+            lines.any(|line| line.starts_with(&start) && line.contains(" did not come to "))
+        };
         (0..RANKS / 2).all(tells)
     };
     let mut told = String::new();
