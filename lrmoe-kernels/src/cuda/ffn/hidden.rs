@@ -90,8 +90,8 @@ impl Pass<'_> {
             shape.hidden as u64,
         ];
         let kernel = if is_bf16::<T>() { of_bf16 } else { of_f32 };
-        // SAFETY: as in activation.cu, the kernel is that of the element; the scratch has room for all hidden rows, gate only where there is one, and what is known of rows is checked
-        // to be of as many.
+        // SAFETY: as in activation.cu, by the kernel of the element; the scratch has room for all hidden rows, gate only where there is one, and what is
+        // known of rows is checked to be of as many.
         unsafe { cuda.launch(kernel, blocks, &parameters) }
     }
 }
