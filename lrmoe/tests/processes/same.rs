@@ -5,13 +5,14 @@ use lrmoe::trace::TraceReader;
 
 use crate::job::{Folder, assert_success, text};
 
-const RUN: &str = "--steps 12 --eval-every 6 --checkpoint-every 5 --record-pairs-every 5";
+const RUN: &str = "--steps 12 --eval-every 6 --checkpoint-every 5";
 
 /// The same losses and checkpoint to the bit, and traces that replay the same.
 pub(crate) fn losses_and_files() -> Result<(), Failed> {
     let folder = Folder::new();
-    assert_success(&folder.threads(&format!("{RUN} --out threads --record-trace threads.st")));
-    let options = format!("{RUN} --out processes --record-trace processes.st");
+    let run = format!("{RUN} --record-pairs-every 5");
+    assert_success(&folder.threads(&format!("{run} --out threads --record-trace threads.st")));
+    let options = format!("{run} --out processes --record-trace processes.st");
     let output = folder.mpirun("", &options).output()?;
     assert_success(&output);
     assert_eq!(
