@@ -48,8 +48,8 @@
 //! | [`CompactRows`] | gather, regroup and scatter-add of [`lrmoe_compact`] | the same bits on every backend |
 //! | [`ComputeExperts`] | the expert FFN as above | the same within rounding |
 //!
-//! [`Cpu`] computes the experts in f32 and bf16. With the feature `wgpu`, `Wgpu` has them all on Vulkan, Metal and DX12 devices, with the
-//! feature `cuda`, `Cuda` on NVIDIA cards; the experts in f32.
+//! [`Cpu`] has them all, with the feature `cuda`, `Cuda` on NVIDIA cards, and with the feature `wgpu`, `Wgpu` on Vulkan, Metal and DX12
+//! devices, the experts in f32 only.
 //!
 //! ```
 //! use lrmoe_kernels::{

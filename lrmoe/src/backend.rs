@@ -30,13 +30,25 @@ pub(crate) fn on_device<W: OnBackend>(device: Device, work: W) -> Result<W::Outp
         }
         #[cfg(feature = "cuda")]
         Device::Cuda(cards) => {
-            let cards = cards.unwrap_or(crate::config::Cards::one(0)).numbers();
-            let opened: Result<Vec<_>, _> = cards.map(lrmoe_kernels::Cuda::new).collect();
-            let cards = opened.map_err(Error::Device)?;
-            tracing::info!(?cards, "computing on cuda");
+            let cards = open_cards(cards)?;
             work.run(|rank| cards[rank % cards.len()].clone())
         }
         #[cfg(not(all(feature = "wgpu", feature = "cuda")))]
         device => Err(crate::config::ConfigError::NotBuilt { device }.into()),
     }
+}
+
+/// The named cards, or card 0.
+///
+/// # Errors
+/// A card that is not there.
+#[cfg(feature = "cuda")]
+pub(crate) fn open_cards(
+    cards: Option<crate::config::Cards>,
+) -> Result<Vec<lrmoe_kernels::Cuda>, Error> {
+    let numbers = cards.unwrap_or(crate::config::Cards::one(0)).numbers();
+    let opened: Result<Vec<_>, _> = numbers.map(lrmoe_kernels::Cuda::new).collect();
+    let cards = opened.map_err(Error::Device)?;
+    tracing::info!(?cards, "computing on cuda");
+    Ok(cards)
 }

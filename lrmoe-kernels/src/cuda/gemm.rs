@@ -10,7 +10,7 @@ pub enum Products {
     #[default]
     Own,
     /// The grouped products of cuBLAS 12.5 or later. It promises no order of sums: what a row gives may change with the number of rows of its
-    /// instance, and a pass in parts need not give the bits of one.
+    /// instance, and a pass in parts need not give the bits of one. Those of f32 only: products of bf16 are always [`Own`](Self::Own).
     CuBlas,
 }
 

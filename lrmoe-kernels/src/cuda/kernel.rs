@@ -29,13 +29,19 @@ pub(super) enum Kernel {
     CombineBf16,
     Narrow,
     Activate,
+    ActivateBf16,
     Differentiate,
+    DifferentiateBf16,
     ScaleRows,
+    ScaleRowsBf16,
     /// Rows times the transposed matrices of their instance.
     Project,
+    ProjectBf16,
     /// Rows times the matrices of their instance.
     ProjectBack,
+    ProjectBackBf16,
     WeightGradients,
+    WeightGradientsBf16,
 }
 
 impl Kernel {
@@ -63,11 +69,17 @@ impl Kernel {
             Self::CombineBf16 => (Source::Compact, "combine_bf16"),
             Self::Narrow => (Source::Compact, "narrow"),
             Self::Activate => (Source::Activation, "activate"),
+            Self::ActivateBf16 => (Source::Activation, "activate_bf16"),
             Self::Differentiate => (Source::Activation, "differentiate"),
+            Self::DifferentiateBf16 => (Source::Activation, "differentiate_bf16"),
             Self::ScaleRows => (Source::Activation, "scale_rows"),
+            Self::ScaleRowsBf16 => (Source::Activation, "scale_rows_bf16"),
             Self::Project => (Source::Product, "project"),
+            Self::ProjectBf16 => (Source::Tensor, "project_bf16"),
             Self::ProjectBack => (Source::Product, "project_back"),
+            Self::ProjectBackBf16 => (Source::Tensor, "project_back_bf16"),
             Self::WeightGradients => (Source::Product, "weight_gradients"),
+            Self::WeightGradientsBf16 => (Source::Tensor, "weight_gradients_bf16"),
         }
     }
 }
@@ -83,7 +95,6 @@ pub(super) enum Source {
     Compact,
     Activation,
     Product,
-    #[cfg(feature = "cuda")]
     Tensor,
 }
 

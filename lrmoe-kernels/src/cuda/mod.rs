@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | norms, scores, keys, selections, weights | [`SelectPairs`](crate::SelectPairs) | to the bit |
 //! | gather, grouping, scatter-add | [`CompactRows`](crate::CompactRows) | to the bit |
-//! | expert FFN, forward and backward | [`ComputeExperts`](crate::ComputeExperts) | within 1e-5 of the f64 result, relative to a tensor's norm |
+//! | expert FFN, forward and backward | [`ComputeExperts`](crate::ComputeExperts) | within 1e-5 of the f64 result, relative to a tensor's norm; in bf16 within 1e-2 |
 //!
 //! **What it asks for.** Building needs no CUDA. At run time it looks for the driver (libcuda) and for NVRTC 13 or 12 (libnvrtc, in the toolkit or from PyPI
 //! as `nvidia-cuda-nvrtc`); without one of them [`Cuda::new`] is [`Error::NoDevice`](crate::Error::NoDevice). Sources are compiled for the card when
@@ -14,7 +14,8 @@
 //! and scales are exchanged), in keys of a caller's scores (4 bytes), and where a selection exchanges with other ranks. Memory is taken from the
 //! card's pool in the order of the stream, where the card has one.
 //!
-//! **Products.** The experts' grouped products are kernels of this crate; [`Cuda::with_products`] leaves them to cuBLAS.
+//! **Products.** The experts' grouped products are kernels of this crate; [`Cuda::with_products`] leaves those of f32 to cuBLAS. Those of bf16 run on tensor
+//! cores; hidden rows lie in memory in bf16 between them, where [`Cpu`](crate::Cpu) has pre-activations and their gradients in f32.
 //!
 //! **Errors.** As a card works behind the stream, what goes wrong there may show only in a later call, at the latest in the next read.
 //!

@@ -16,6 +16,7 @@ mod experts;
 mod golden;
 mod memory;
 mod norms;
+mod parts;
 #[path = "../ffn/problem.rs"]
 #[expect(dead_code, reason = "what other tests need of it")]
 mod problem;
@@ -28,7 +29,7 @@ mod select;
 use std::{env, process::ExitCode, sync::Arc};
 
 use libtest_mimic::{Arguments, Trial};
-use lrmoe_kernels::{CompactRows, ComputeExperts, Cpu, SelectPairs};
+use lrmoe_kernels::{CompactRows, ComputeExperts, Cpu, SelectPairs, half::bf16};
 
 /// All that a layer needs of a backend.
 trait Backend: SelectPairs + CompactRows + ComputeExperts + Send + Sync + 'static {}
@@ -67,21 +68,54 @@ const MANY_TERMS: &str = "experts::many_terms";
 #[cfg(any(feature = "cuda", feature = "cuda-emu"))]
 fn cublas_trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
     let mut trials = expert_trials(candidate);
-    let parts = experts::parts_within_rounding;
-    trials.push(candidate.trial("experts::parts_within_rounding", parts));
+    trials.push(candidate.trial("experts::parts_within_rounding", parts::close));
     trials
 }
 
 /// Of the experts within rounding.
 fn expert_trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
     vec![
-        candidate.trial("experts::every_activation", experts::every_activation),
-        candidate.trial("experts::sizes", experts::sizes),
-        candidate.trial("experts::long_sums", experts::long_sums),
-        candidate.trial("experts::ends_of_activations", experts::ends_of_activations),
-        candidate.trial("experts::empty_groups", experts::empty_groups),
-        candidate.trial("experts::large_matrices", experts::large_matrices),
+        candidate.trial(
+            "experts::every_activation",
+            experts::every_activation::<_, f32>,
+        ),
+        candidate.trial("experts::sizes", experts::sizes::<_, f32>),
+        candidate.trial("experts::long_sums", experts::long_sums::<_, f32>),
+        candidate.trial(
+            "experts::ends_of_activations",
+            experts::ends_of_activations::<_, f32>,
+        ),
+        candidate.trial("experts::empty_groups", experts::empty_groups::<_, f32>),
+        candidate.trial("experts::large_matrices", experts::large_matrices::<_, f32>),
         candidate.trial("experts::misuse", experts::misuse),
+    ]
+}
+
+/// Of the experts in bf16.
+fn bf16_trials<B: ComputeExperts<bf16> + Send + Sync + 'static>(
+    candidate: &Candidate<B>,
+) -> Vec<Trial> {
+    vec![
+        candidate.trial(
+            "experts_bf16::every_activation",
+            experts::every_activation::<_, bf16>,
+        ),
+        candidate.trial("experts_bf16::sizes", experts::sizes::<_, bf16>),
+        candidate.trial("experts_bf16::long_sums", experts::long_sums::<_, bf16>),
+        candidate.trial(
+            "experts_bf16::ends_of_activations",
+            experts::ends_of_activations::<_, bf16>,
+        ),
+        candidate.trial(
+            "experts_bf16::empty_groups",
+            experts::empty_groups::<_, bf16>,
+        ),
+        candidate.trial(
+            "experts_bf16::large_matrices",
+            experts::large_matrices::<_, bf16>,
+        ),
+        candidate.trial("experts_bf16::company", experts::company::<_, bf16>),
+        candidate.trial("experts_bf16::parts", parts::equal_bf16),
     ]
 }
 
@@ -116,8 +150,8 @@ fn trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
         candidate.trial("compact::moves_bf16", compact::moves_bf16),
         candidate.trial("compact::large_rows", compact::large_rows),
         candidate.trial("compact::misuse", compact::misuse),
-        candidate.trial("experts::company", experts::company),
-        candidate.trial("experts::parts", experts::parts),
+        candidate.trial("experts::company", experts::company::<_, f32>),
+        candidate.trial("experts::parts", parts::equal),
     ]);
     trials.extend(golden::trials(candidate));
     trials
@@ -159,6 +193,7 @@ fn cuda_trials() -> Vec<Trial> {
     };
     let card = open("cuda", Cuda::new(0));
     let mut all = trials(&card);
+    all.extend(bf16_trials(&card));
     all.extend(cuda::trials(&card, || Cuda::new(0).unwrap()));
     all.push(card.trial(MANY_TERMS, experts::many_terms));
     let cublas = Cuda::new(0).and_then(|card| card.with_products(Products::CuBlas));
@@ -182,6 +217,7 @@ fn cuda_emu_trials() -> Vec<Trial> {
     };
     let emulated = open("cuda-emu", Cuda::emulated());
     let mut all = trials(&emulated);
+    all.extend(bf16_trials(&emulated));
     all.extend(cuda::trials(&emulated, Cuda::emulated));
     let cublas = Cuda::emulated().with_products(Products::CuBlas).unwrap();
     all.extend(cublas_trials(&open("cublas-emu", cublas)));
@@ -214,6 +250,7 @@ fn main() -> ExitCode {
         backend: Ok(Arc::new(Cpu)),
     };
     let mut all = trials(&cpu);
+    all.extend(bf16_trials(&cpu));
     all.push(cpu.trial(MANY_TERMS, experts::many_terms));
     all.extend(wgpu_trials());
     all.extend(cuda_trials());

@@ -50,7 +50,7 @@ pub enum BenchError {
     },
     /// A type that the device cannot compute with.
     #[error(
-        "the layer does not run in {dtype} on {device}, only on cpu: change --dtype or --device"
+        "the layer does not run in {dtype} on {device}, only on cpu and cuda: change --dtype or --device"
     )]
     Dtype {
         /// The type.

@@ -24,7 +24,7 @@ pub use error::BenchError;
 pub use report::{ContenderReport, Pass, Report, Timing};
 
 use crate::backend::{OnBackend, on_device};
-use crate::config::{Device, Dtype};
+use crate::config::{ConfigError, Device, Dtype};
 use crate::error::Error;
 use crate::layer::{Backend, LayerElement};
 use crate::trace::synth::MOST_ZIPF;
@@ -89,7 +89,7 @@ impl Settings {
                 return Err(BenchError::Repeated(*retention));
             }
         }
-        if self.dtype != Dtype::F32 && self.device != Device::Cpu {
+        if self.dtype != Dtype::F32 && self.device == Device::Wgpu {
             return Err(BenchError::Dtype {
                 dtype: self.dtype,
                 device: self.device,
@@ -184,9 +184,15 @@ pub fn bench(
     observe: impl FnMut(&str, usize, usize),
 ) -> Result<Report, Error> {
     settings.check()?;
-    match settings.dtype {
-        Dtype::F32 => on_device(settings.device, Run { settings, observe }),
-        Dtype::Bf16 => bench_on::<_, bf16>(Cpu, settings, observe),
+    match (settings.dtype, settings.device) {
+        (Dtype::F32, device) => on_device(device, Run { settings, observe }),
+        #[cfg(feature = "cuda")]
+        (Dtype::Bf16, Device::Cuda(cards)) => {
+            let card = crate::backend::open_cards(cards)?.swap_remove(0);
+            bench_on::<_, bf16>(card, settings, observe)
+        }
+        (Dtype::Bf16, Device::Cpu) => bench_on::<_, bf16>(Cpu, settings, observe),
+        (Dtype::Bf16, device) => Err(ConfigError::NotBuilt { device }.into()),
     }
 }
 

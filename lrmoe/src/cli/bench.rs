@@ -69,7 +69,7 @@ pub(crate) struct Bench {
     /// What pairs are judged by: down-grad, forward, gate or random
     #[arg(long, value_name = "NAME", default_value_t = Score::DownGrad)]
     score: Score,
-    /// Type of weights and rows; sums and weight gradients are f32 with both. bf16 runs on the CPU
+    /// Type of weights and rows; sums and weight gradients are f32 with both. bf16 runs on cpu and cuda
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: Dtype,
     /// Where the layer computes: cpu, wgpu (Vulkan, Metal or DX12), cuda or cuda:N (an NVIDIA card)

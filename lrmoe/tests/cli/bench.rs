@@ -138,7 +138,7 @@ fn what_cannot_be_timed_is_refused() {
         ("--dtype f16", "f16"),
         (
             "--dtype bf16 --device wgpu",
-            "the layer does not run in bf16 on wgpu, only on cpu",
+            "the layer does not run in bf16 on wgpu, only on cpu and cuda",
         ),
         ("--json taken.json", "taken.json"),
         ("--json no/out.json", "no: "),

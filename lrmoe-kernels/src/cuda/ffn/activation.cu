@@ -1,10 +1,10 @@
 // What stands between an expert's first projections and its down projection, element by element, and its gradients, row by row.
 
 struct ActivationParameters {
-    // [rows, hidden] each; no gate with plain activations.
-    float* gate;
-    float* up;
-    float* dh;
+    // [rows, hidden] each, f32 or bf16; no gate with plain activations.
+    void* gate;
+    void* up;
+    void* dh;
     // [rows] each.
     const float* p;
     const float* w;
@@ -104,66 +104,83 @@ __device__ __forceinline__ float gradients(u64 activation, float p, float wp, fl
     return dy * h;
 }
 
-__device__ __forceinline__ float4* fours(float* values, u64 at) {
-    return reinterpret_cast<float4*>(values + at);
+// N neighbours of a matrix, zeros without one.
+template <u32 N, class T>
+__device__ __forceinline__ void load_if_any(const T* matrix, u64 at, float (&values)[N]) {
+    if (matrix) {
+        load(matrix + at, values);
+        return;
+    }
+    #pragma unroll
+    for (u32 i = 0; i < N; i += 1) {
+        values[i] = 0.0f;
+    }
 }
 
-extern "C" {
+// From the pre-activations of N neighbours, in place of up.
+template <u32 N, class T>
+__device__ __forceinline__ void activate_some(const ActivationParameters& p, u64 at) {
+    float gate[N];
+    float up[N];
+    load_if_any(static_cast<const T*>(p.gate), at, gate);
+    load(static_cast<const T*>(p.up) + at, up);
+    #pragma unroll
+    for (u32 i = 0; i < N; i += 1) {
+        up[i] = hidden_value(p.activation, gate[i], up[i]);
+    }
+    store(static_cast<T*>(p.up) + at, up);
+}
 
-// The down projection's input, in place of up.
-__global__ void __launch_bounds__(THREADS) activate(const ActivationParameters p) {
+template <class T>
+__device__ __forceinline__ void activate_all(const ActivationParameters& p) {
     const u64 count = p.rows * p.hidden;
-    const u64 first = 4 * thread_number();
-    if (first + 4 <= count) {
-        const float4 g = p.gate ? *fours(p.gate, first) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        const float4 u = *fours(p.up, first);
-        *fours(p.up, first) = make_float4(
-            hidden_value(p.activation, g.x, u.x),
-            hidden_value(p.activation, g.y, u.y),
-            hidden_value(p.activation, g.z, u.z),
-            hidden_value(p.activation, g.w, u.w)
-        );
+    const u64 first = PIECE<T> * thread_number();
+    if (first + PIECE<T> <= count) {
+        activate_some<PIECE<T>, T>(p, first);
         return;
     }
     for (u64 i = first; i < count; i += 1) {
-        p.up[i] = hidden_value(p.activation, p.gate ? p.gate[i] : 0.0f, p.up[i]);
+        activate_some<1, T>(p, i);
     }
 }
 
-// A warp has a row: the gradients of its elements, and dp = <b, h>.
-__global__ void __launch_bounds__(THREADS) differentiate(const ActivationParameters p) {
+// The gradients of what a lane has of a row, N neighbours at a time; its part of <b, h>.
+template <u32 N, class T>
+__device__ __forceinline__ float differentiate_row(const ActivationParameters& p, u64 row) {
+    const float weight = p.p[row];
+    const float wp = p.w[row] * weight;
+    T* gates = static_cast<T*>(p.gate);
+    T* ups = static_cast<T*>(p.up);
+    T* dhs = static_cast<T*>(p.dh);
+    float sum = 0.0f;
+    for (u64 i = N * lane(); i < p.hidden; i += N * LANES) {
+        const u64 at = place(row, p.hidden, i);
+        float gate[N];
+        float up[N];
+        float b[N];
+        load_if_any(gates, at, gate);
+        load(ups + at, up);
+        load(dhs + at, b);
+        #pragma unroll
+        for (u32 j = 0; j < N; j += 1) {
+            sum += gradients(p.activation, weight, wp, gate[j], up[j], b[j]);
+        }
+        if (gates) {
+            store(gates + at, gate);
+        }
+        store(ups + at, up);
+        store(dhs + at, b);
+    }
+    return sum;
+}
+
+template <class T>
+__device__ __forceinline__ void differentiate_rows(const ActivationParameters& p) {
     const u64 row = warp_number();
     if (row >= p.rows) {
         return;
     }
-    const float weight = p.p[row];
-    const float wp = p.w[row] * weight;
-    const u64 first = place(row, p.hidden, 0);
-    float sum = 0.0f;
-    if (in_fours(p.hidden)) {
-        for (u64 i = 4 * lane(); i < p.hidden; i += 4 * LANES) {
-            float4 g = p.gate ? *fours(p.gate, first + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            float4 u = *fours(p.up, first + i);
-            float4 b = *fours(p.dh, first + i);
-            sum += gradients(p.activation, weight, wp, g.x, u.x, b.x);
-            sum += gradients(p.activation, weight, wp, g.y, u.y, b.y);
-            sum += gradients(p.activation, weight, wp, g.z, u.z, b.z);
-            sum += gradients(p.activation, weight, wp, g.w, u.w, b.w);
-            if (p.gate) {
-                *fours(p.gate, first + i) = g;
-            }
-            *fours(p.up, first + i) = u;
-            *fours(p.dh, first + i) = b;
-        }
-    } else {
-        for (u64 i = first + lane(); i < first + p.hidden; i += LANES) {
-            float g = p.gate ? p.gate[i] : 0.0f;
-            sum += gradients(p.activation, weight, wp, g, p.up[i], p.dh[i]);
-            if (p.gate) {
-                p.gate[i] = g;
-            }
-        }
-    }
+    float sum = p.hidden % PIECE<T> == 0 ? differentiate_row<PIECE<T>, T>(p, row) : differentiate_row<1, T>(p, row);
     for (u32 distance = LANES / 2; distance > 0; distance /= 2) {
         sum += __shfl_down_sync(ALL_LANES, sum, distance);
     }
@@ -172,19 +189,58 @@ __global__ void __launch_bounds__(THREADS) differentiate(const ActivationParamet
     }
 }
 
-// Rows of gate and up times w of the row, a warp each.
-__global__ void __launch_bounds__(THREADS) scale_rows(const ActivationParameters p) {
+template <class T>
+__device__ __forceinline__ void scale(T* value, float w) {
+    float scaled[1];
+    load(value, scaled);
+    scaled[0] *= w;
+    store(value, scaled);
+}
+
+template <class T>
+__device__ __forceinline__ void scale_all_rows(const ActivationParameters& p) {
     const u64 row = warp_number();
     if (row >= p.rows) {
         return;
     }
+    T* gates = static_cast<T*>(p.gate);
+    T* ups = static_cast<T*>(p.up);
     const float w = p.w[row];
     for (u64 i = place(row, p.hidden, lane()); i < place(row, p.hidden, p.hidden); i += LANES) {
-        p.up[i] *= w;
-        if (p.gate) {
-            p.gate[i] *= w;
+        scale(ups + i, w);
+        if (gates) {
+            scale(gates + i, w);
         }
     }
+}
+
+extern "C" {
+
+// The down projection's input, in place of up.
+__global__ void __launch_bounds__(THREADS) activate(const ActivationParameters p) {
+    activate_all<float>(p);
+}
+
+__global__ void __launch_bounds__(THREADS) activate_bf16(const ActivationParameters p) {
+    activate_all<u16>(p);
+}
+
+// A warp has a row: the gradients of its elements, and dp = <b, h>.
+__global__ void __launch_bounds__(THREADS) differentiate(const ActivationParameters p) {
+    differentiate_rows<float>(p);
+}
+
+__global__ void __launch_bounds__(THREADS) differentiate_bf16(const ActivationParameters p) {
+    differentiate_rows<u16>(p);
+}
+
+// Rows of gate and up times w of the row, a warp each.
+__global__ void __launch_bounds__(THREADS) scale_rows(const ActivationParameters p) {
+    scale_all_rows<float>(p);
+}
+
+__global__ void __launch_bounds__(THREADS) scale_rows_bf16(const ActivationParameters p) {
+    scale_all_rows<u16>(p);
 }
 
 }

@@ -2,15 +2,16 @@
 
 use super::{Pass, Scratch};
 use crate::{
-    Activation, Error, RowBuffers,
+    Activation, Error, FfnElement, RowBuffers,
     cuda::{
         Buffer, Cuda,
+        buffer::{bytes_of, is_bf16},
         kernel::{Kernel, LANES, THREADS},
     },
 };
 
-/// Elements of a block that activates.
-const ELEMENTS: usize = 4 * THREADS;
+/// Bytes of hidden rows that a thread activates.
+const PIECE: usize = 16;
 /// Rows of a block where a warp has one.
 const ROWS: usize = THREADS / LANES;
 
@@ -24,17 +25,18 @@ struct OfRows<'a> {
 
 impl Pass<'_> {
     /// Turns pre-activations into hidden rows.
-    pub(super) fn activate(&self, scratch: &Scratch) -> Result<(), Error> {
+    pub(super) fn activate<T: FfnElement>(&self, scratch: &Scratch<T>) -> Result<(), Error> {
         let elements = self.groups.rows() * self.groups.shape.hidden;
-        let blocks = elements.div_ceil(ELEMENTS);
-        self.launch_on_hidden(Kernel::Activate, blocks, scratch, &OfRows::default())
+        let blocks = elements.div_ceil(PIECE / bytes_of::<T>() * THREADS);
+        let kernels = [Kernel::Activate, Kernel::ActivateBf16];
+        self.launch_on_hidden(kernels, blocks, scratch, &OfRows::default())
     }
 
     /// Turns pre-activations and the gradients of hidden rows into the gradients of pre-activations, hidden rows times w p, and dp.
-    pub(super) fn differentiate(
+    pub(super) fn differentiate<T: FfnElement>(
         &self,
-        inputs: &RowBuffers<'_, Cuda>,
-        scratch: &Scratch,
+        inputs: &RowBuffers<'_, Cuda, T>,
+        scratch: &Scratch<T>,
         dp: &Buffer<f32>,
     ) -> Result<(), Error> {
         let of_rows = OfRows {
@@ -43,24 +45,31 @@ impl Pass<'_> {
             dp: Some(dp),
         };
         let blocks = self.groups.rows().div_ceil(ROWS);
-        self.launch_on_hidden(Kernel::Differentiate, blocks, scratch, &of_rows)
+        let kernels = [Kernel::Differentiate, Kernel::DifferentiateBf16];
+        self.launch_on_hidden(kernels, blocks, scratch, &of_rows)
     }
 
     /// Multiplies rows of up and gate by a weight each.
-    pub(super) fn scale(&self, weights: &Buffer<f32>, scratch: &Scratch) -> Result<(), Error> {
+    pub(super) fn scale<T: FfnElement>(
+        &self,
+        weights: &Buffer<f32>,
+        scratch: &Scratch<T>,
+    ) -> Result<(), Error> {
         let of_rows = OfRows {
             w: Some(weights),
             ..OfRows::default()
         };
         let blocks = self.groups.rows().div_ceil(ROWS);
-        self.launch_on_hidden(Kernel::ScaleRows, blocks, scratch, &of_rows)
+        let kernels = [Kernel::ScaleRows, Kernel::ScaleRowsBf16];
+        self.launch_on_hidden(kernels, blocks, scratch, &of_rows)
     }
 
-    fn launch_on_hidden(
+    /// `kernels` are that of f32 and that of bf16.
+    fn launch_on_hidden<T: FfnElement>(
         &self,
-        kernel: Kernel,
+        [of_f32, of_bf16]: [Kernel; 2],
         blocks: usize,
-        scratch: &Scratch,
+        scratch: &Scratch<T>,
         of_rows: &OfRows<'_>,
     ) -> Result<(), Error> {
         let (cuda, shape) = (self.cuda, &self.groups.shape);
@@ -80,8 +89,9 @@ impl Pass<'_> {
             self.groups.rows() as u64,
             shape.hidden as u64,
         ];
-        // SAFETY: as in activation.cu; the scratch has room for all hidden rows, gate only where there is one, and what is known of rows is checked
-        // to be of as many.
+        let kernel = if is_bf16::<T>() { of_bf16 } else { of_f32 };
+        // SAFETY: as in activation.cu, by the kernel of the element; the scratch has room for all hidden rows, gate only where there is one, and what is
+        // known of rows is checked to be of as many.
         unsafe { cuda.launch(kernel, blocks, &parameters) }
     }
 }

@@ -7,18 +7,33 @@ use lrmoe_metric::SquaredNorm;
 
 use self::product::{GroupTable, Matrices};
 use super::{Buffer, Cuda};
-use crate::{ComputeExperts, Error, ExpertBuffers, FfnShape, Memory, RowBuffers, experts::Groups};
+use crate::{
+    ComputeExperts, Element, Error, ExpertBuffers, FfnElement, FfnShape, Memory, RowBuffers,
+    experts::Groups,
+};
 
-/// Hidden rows of a call, `[rows, F]` each, reused by later calls.
-#[derive(Debug, Default)]
-pub struct Scratch {
+/// Hidden rows of a call, `[rows, F]` each, reused by later calls. They are stored as the rows of x are, so that in bf16 pre-activations and their
+/// gradients are rounded where [`Cpu`](crate::Cpu) has them in f32.
+#[derive(Debug)]
+pub struct Scratch<T: Element = f32> {
     /// Pre-activations, then their gradients; empty where the activation has no gate.
-    gate: Buffer<f32>,
+    gate: Buffer<T>,
     /// Pre-activations, then in the forward pass the hidden rows, in the backward pass their gradients.
-    up: Buffer<f32>,
+    up: Buffer<T>,
     /// Gradients of the hidden rows, then the hidden rows times w p.
-    dh: Buffer<f32>,
+    dh: Buffer<T>,
     groups: GroupTable,
+}
+
+impl<T: Element> Default for Scratch<T> {
+    fn default() -> Self {
+        Self {
+            gate: Buffer::default(),
+            up: Buffer::default(),
+            dh: Buffer::default(),
+            groups: GroupTable::default(),
+        }
+    }
 }
 
 /// What all steps of a pass need.
@@ -29,11 +44,11 @@ struct Pass<'a> {
 
 impl Pass<'_> {
     /// The pre-activations of x.
-    fn project(
+    fn project<T: FfnElement>(
         &self,
-        weights: &ExpertBuffers<Cuda>,
-        x: &Buffer<f32>,
-        scratch: &Scratch,
+        weights: &ExpertBuffers<Cuda, T>,
+        x: &Buffer<T>,
+        scratch: &Scratch<T>,
     ) -> Result<(), Error> {
         let shape = &self.groups.shape;
         if let Some(gate) = &weights.gate {
@@ -45,10 +60,10 @@ impl Pass<'_> {
     }
 }
 
-impl ComputeExperts for Cuda {
-    type Scratch = Scratch;
+impl<T: FfnElement> ComputeExperts<T> for Cuda {
+    type Scratch = Scratch<T>;
 
-    fn scratch_bytes(scratch: &Scratch) -> usize {
+    fn scratch_bytes(scratch: &Scratch<T>) -> usize {
         let Scratch {
             gate,
             up,
@@ -61,11 +76,11 @@ impl ComputeExperts for Cuda {
     fn forward(
         &self,
         shape: &FfnShape,
-        weights: &ExpertBuffers<Self>,
+        weights: &ExpertBuffers<Self, T>,
         offsets: &[usize],
-        x: &Buffer<f32>,
-        scratch: &mut Scratch,
-        out: &mut Buffer<f32>,
+        x: &Buffer<T>,
+        scratch: &mut Scratch<T>,
+        out: &mut Buffer<T>,
         h_norms: Option<&mut Buffer<SquaredNorm>>,
     ) -> Result<(), Error> {
         let groups = Groups::new(shape, weights, offsets, x)?;
@@ -86,11 +101,11 @@ impl ComputeExperts for Cuda {
     fn backward(
         &self,
         shape: &FfnShape,
-        weights: &ExpertBuffers<Self>,
+        weights: &ExpertBuffers<Self, T>,
         offsets: &[usize],
-        inputs: &RowBuffers<'_, Self>,
-        scratch: &mut Scratch,
-        dx: &mut Buffer<f32>,
+        inputs: &RowBuffers<'_, Self, T>,
+        scratch: &mut Scratch<T>,
+        dx: &mut Buffer<T>,
         dp: &mut Buffer<f32>,
         gradients: &mut ExpertBuffers<Self>,
         accumulate: &[bool],
@@ -133,7 +148,7 @@ impl ComputeExperts for Cuda {
     }
 }
 
-impl Scratch {
+impl<T: FfnElement> Scratch<T> {
     /// Room for pre-activations, and the table of groups.
     fn prepare(
         &mut self,
@@ -145,6 +160,6 @@ impl Scratch {
         let gated = groups.shape.activation.is_gated();
         cuda.resize(&mut self.gate, if gated { hidden } else { 0 })?;
         cuda.resize(&mut self.up, hidden)?;
-        self.groups.write(cuda, groups, accumulate)
+        self.groups.write::<T>(cuda, groups, accumulate)
     }
 }

@@ -2,29 +2,32 @@
 
 use super::Pass;
 use crate::{
-    Error, FfnShape, Memory,
+    Element, Error, FfnElement, FfnShape, Memory,
     cuda::{
         Buffer, Cuda, Products,
+        buffer::is_bf16,
         gemm::{Product, Sizes, gemms},
         kernel::Kernel,
     },
     experts::Groups,
 };
 
-/// Results of a block, across and down.
-const TILE: usize = 64;
+/// Results of a block, across and down: those of product.cu, and of tensor.cu.
+fn tile<T: Element>() -> usize {
+    if is_bf16::<T>() { 128 } else { 64 }
+}
 
 /// One kind of matrix of all instances, `[instances, rows, columns]`.
 #[derive(Clone, Copy)]
-pub(super) struct Matrices<'a> {
-    buffer: &'a Buffer<f32>,
+pub(super) struct Matrices<'a, T: Element> {
+    buffer: &'a Buffer<T>,
     rows: usize,
     columns: usize,
 }
 
-impl<'a> Matrices<'a> {
+impl<'a, T: Element> Matrices<'a, T> {
     /// Of the gate or up projection.
-    pub(super) fn inward(buffer: &'a Buffer<f32>, shape: &FfnShape) -> Self {
+    pub(super) fn inward(buffer: &'a Buffer<T>, shape: &FfnShape) -> Self {
         Self {
             buffer,
             rows: shape.hidden,
@@ -33,7 +36,7 @@ impl<'a> Matrices<'a> {
     }
 
     /// Of the down projection.
-    pub(super) fn down(buffer: &'a Buffer<f32>, shape: &FfnShape) -> Self {
+    pub(super) fn down(buffer: &'a Buffer<T>, shape: &FfnShape) -> Self {
         Self {
             buffer,
             rows: shape.width,
@@ -60,8 +63,8 @@ impl GroupTable {
         self.table.held()
     }
 
-    /// Nothing is added to where `accumulate` is empty.
-    pub(super) fn write(
+    /// For products of rows of `T`. Nothing is added to where `accumulate` is empty.
+    pub(super) fn write<T: FfnElement>(
         &mut self,
         cuda: &Cuda,
         groups: &Groups<'_>,
@@ -76,7 +79,7 @@ impl GroupTable {
             for number in [self.tiles, rows.start, rows.end, add.into()] {
                 table.extend([number as u32, (number as u64 >> 32) as u32]);
             }
-            self.tiles += rows.len().div_ceil(TILE);
+            self.tiles += rows.len().div_ceil(tile::<T>());
         }
         cuda.write(&table, &mut self.table)
     }
@@ -86,12 +89,12 @@ impl GroupTable {
     }
 }
 
-/// A product of a pass, with its operands.
-struct Grouped<'a> {
+/// A product of a pass, with the addresses of its operands.
+struct Grouped {
     product: Product,
-    a: &'a Buffer<f32>,
-    b: &'a Buffer<f32>,
-    c: &'a Buffer<f32>,
+    a: u64,
+    b: u64,
+    c: u64,
     sizes: Sizes,
     /// Whether rows of results are added to.
     accumulate: bool,
@@ -99,18 +102,18 @@ struct Grouped<'a> {
 
 impl Pass<'_> {
     /// `to = from W^T` of each row's instance.
-    pub(super) fn rows_by_transposed(
+    pub(super) fn rows_by_transposed<T: FfnElement>(
         &self,
-        from: &Buffer<f32>,
-        matrices: Matrices<'_>,
-        to: &Buffer<f32>,
+        from: &Buffer<T>,
+        matrices: Matrices<'_, T>,
+        to: &Buffer<T>,
         table: &GroupTable,
     ) -> Result<(), Error> {
         let grouped = Grouped {
             product: Product::Transposed,
-            a: from,
-            b: matrices.buffer,
-            c: to,
+            a: self.cuda.address(from)?,
+            b: self.cuda.address(matrices.buffer)?,
+            c: self.cuda.address(to)?,
             sizes: Sizes {
                 m: 0,
                 n: matrices.rows,
@@ -119,23 +122,23 @@ impl Pass<'_> {
             accumulate: false,
         };
         // SAFETY: rows of `from` are as wide as the matrices have columns, those of `to` as they have rows.
-        unsafe { self.multiply(&grouped, table) }
+        unsafe { self.multiply::<T>(&grouped, table) }
     }
 
     /// `to = from W` of each row's instance, or `to += from W`.
-    pub(super) fn rows_by_matrices(
+    pub(super) fn rows_by_matrices<T: FfnElement>(
         &self,
-        from: &Buffer<f32>,
-        matrices: Matrices<'_>,
-        to: &Buffer<f32>,
+        from: &Buffer<T>,
+        matrices: Matrices<'_, T>,
+        to: &Buffer<T>,
         table: &GroupTable,
         accumulate: bool,
     ) -> Result<(), Error> {
         let grouped = Grouped {
             product: Product::Plain,
-            a: from,
-            b: matrices.buffer,
-            c: to,
+            a: self.cuda.address(from)?,
+            b: self.cuda.address(matrices.buffer)?,
+            c: self.cuda.address(to)?,
             sizes: Sizes {
                 m: 0,
                 n: matrices.columns,
@@ -144,22 +147,22 @@ impl Pass<'_> {
             accumulate,
         };
         // SAFETY: rows of `from` are as wide as the matrices have rows, those of `to` as they have columns.
-        unsafe { self.multiply(&grouped, table) }
+        unsafe { self.multiply::<T>(&grouped, table) }
     }
 
     /// Per instance the sum over its rows of `left^T right`, zeros where it has none; or that added, as the table says.
-    pub(super) fn sum_products(
+    pub(super) fn sum_products<T: FfnElement>(
         &self,
-        left: &Buffer<f32>,
-        right: &Buffer<f32>,
-        sums: Matrices<'_>,
+        left: &Buffer<T>,
+        right: &Buffer<T>,
+        sums: Matrices<'_, f32>,
         table: &GroupTable,
     ) -> Result<(), Error> {
         let grouped = Grouped {
             product: Product::Sums,
-            a: left,
-            b: right,
-            c: sums.buffer,
+            a: self.cuda.address(left)?,
+            b: self.cuda.address(right)?,
+            c: self.cuda.address(sums.buffer)?,
             sizes: Sizes {
                 m: sums.rows,
                 n: sums.columns,
@@ -168,45 +171,57 @@ impl Pass<'_> {
             accumulate: false,
         };
         // SAFETY: rows of `left` are as wide as the matrices have rows, those of `right` as they have columns.
-        unsafe { self.multiply(&grouped, table) }
+        unsafe { self.multiply::<T>(&grouped, table) }
     }
 
     /// # Safety
     ///
     /// The operands have as many elements as the product reaches by the sizes and the table: one row for each of the pass, one matrix for each
-    /// instance.
-    unsafe fn multiply(&self, grouped: &Grouped<'_>, table: &GroupTable) -> Result<(), Error> {
+    /// instance. They are of `T`, but for sums, which are f32; the table is one for `T`.
+    unsafe fn multiply<T: FfnElement>(
+        &self,
+        grouped: &Grouped,
+        table: &GroupTable,
+    ) -> Result<(), Error> {
         match self.cuda.products {
             // SAFETY: as promised.
-            Products::Own => unsafe { self.multiply_by_own(grouped, table) },
+            Products::CuBlas if !is_bf16::<T>() => unsafe {
+                self.multiply_by_library(grouped, table)
+            },
             // SAFETY: as promised.
-            Products::CuBlas => unsafe { self.multiply_by_library(grouped, table) },
+            Products::CuBlas | Products::Own => unsafe {
+                self.multiply_by_own::<T>(grouped, table)
+            },
         }
     }
 
     /// # Safety
     ///
     /// As for [`multiply`](Self::multiply).
-    unsafe fn multiply_by_own(
+    unsafe fn multiply_by_own<T: FfnElement>(
         &self,
-        grouped: &Grouped<'_>,
+        grouped: &Grouped,
         table: &GroupTable,
     ) -> Result<(), Error> {
         let cuda = self.cuda;
         let Sizes { m, n, k } = grouped.sizes;
-        let across = n.div_ceil(TILE);
-        let (kernel, blocks) = match grouped.product {
-            Product::Transposed => (Kernel::Project, table.tiles * across),
-            Product::Plain => (Kernel::ProjectBack, table.tiles * across),
-            Product::Sums => (
-                Kernel::WeightGradients,
-                self.groups.instances() * m.div_ceil(TILE) * across,
-            ),
+        let down = match grouped.product {
+            Product::Transposed | Product::Plain => table.tiles,
+            Product::Sums => self.groups.instances() * m.div_ceil(tile::<T>()),
+        };
+        let blocks = down * n.div_ceil(tile::<T>());
+        let kernel = match (grouped.product, is_bf16::<T>()) {
+            (Product::Transposed, false) => Kernel::Project,
+            (Product::Transposed, true) => Kernel::ProjectBf16,
+            (Product::Plain, false) => Kernel::ProjectBack,
+            (Product::Plain, true) => Kernel::ProjectBackBf16,
+            (Product::Sums, false) => Kernel::WeightGradients,
+            (Product::Sums, true) => Kernel::WeightGradientsBf16,
         };
         let parameters = [
-            cuda.address(grouped.a)?,
-            cuda.address(grouped.b)?,
-            cuda.address(grouped.c)?,
+            grouped.a,
+            grouped.b,
+            grouped.c,
             cuda.address(&table.table)?,
             self.groups.instances() as u64,
             m as u64,
@@ -214,24 +229,20 @@ impl Pass<'_> {
             k as u64,
             grouped.accumulate.into(),
         ];
-        // SAFETY: as promised; the parameters are those of product.cu.
+        // SAFETY: as promised; the parameters are those of product.cu and of tensor.cu.
         unsafe { cuda.launch(kernel, blocks, &parameters) }
     }
 
     /// # Safety
     ///
-    /// As for [`multiply`](Self::multiply).
+    /// As for [`multiply`](Self::multiply), in f32.
     unsafe fn multiply_by_library(
         &self,
-        grouped: &Grouped<'_>,
+        grouped: &Grouped,
         table: &GroupTable,
     ) -> Result<(), Error> {
         let cuda = self.cuda;
-        let (a, b, c) = (
-            cuda.address(grouped.a)?,
-            cuda.address(grouped.b)?,
-            cuda.address(grouped.c)?,
-        );
+        let (a, b, c) = (grouped.a, grouped.b, grouped.c);
         let sums = grouped.product == Product::Sums;
         let adds = |instance| match sums {
             true => table.adds_to(instance),
