@@ -69,8 +69,11 @@ pub(crate) fn a_rank_that_leaves_is_named<W: Worlds>(world: W) {
     }
 }
 
+/// Long enough for ranks that share a busy core to meet.
+const DEADLINE: Duration = Duration::from_millis(500);
+
 pub(crate) fn a_late_rank_is_named<W: Worlds>(world: W) {
-    let deadline = Duration::from_millis(200);
+    let deadline = DEADLINE;
     let late = world.ranks() - 1;
     // A barrier, one with two meetings and one whose elements are lent.
     for (expected, step) in [0, 3, 4].map(|which| steps()[which]) {
@@ -127,9 +130,9 @@ pub(crate) fn leaving_after_the_last_collective_harms_nobody<W: Worlds>(world: W
 
 /// The deadline is that of one wait: a world outlives it by far.
 pub(crate) fn a_deadline_is_for_one_wait<W: Worlds>(world: W) {
-    world.start(Duration::from_millis(200), |mut comm: W::Comm| {
+    world.start(DEADLINE, |mut comm: W::Comm| {
         for _ in 0..6 {
-            thread::sleep(Duration::from_millis(40));
+            thread::sleep(DEADLINE / 5);
             comm.barrier().unwrap();
         }
     });
