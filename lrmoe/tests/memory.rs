@@ -155,14 +155,17 @@ fn lrmoe(retention: f64) -> Policy {
     })
 }
 
-/// Bytes that a step allocates once the buffers have their sizes.
+/// Bytes that a step allocates once the buffers have their sizes; on one thread, which makes them repeat.
 fn later_step<T: LayerElement>(sizes: &Sizes, policy: &Policy) -> usize {
-    let mut step = Step::<T>::new(sizes, policy.clone());
-    step.run();
-    step.run();
-    let before = ALLOCATED.load(Relaxed);
-    step.run();
-    ALLOCATED.load(Relaxed) - before
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    pool.expect("a thread").install(|| {
+        let mut step = Step::<T>::new(sizes, policy.clone());
+        step.run();
+        step.run();
+        let before = ALLOCATED.load(Relaxed);
+        step.run();
+        ALLOCATED.load(Relaxed) - before
+    })
 }
 
 /// No row is allocated anew, however wide, but for two that each thread works in.
@@ -182,8 +185,7 @@ fn later_steps_allocate_no_rows<T: LayerElement>() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Nor is a list of pairs: eight times the rows, in chunks eight times as large, take what the rows took. On one thread, which makes the
-/// counts repeat.
+/// Nor is a list of pairs: eight times the rows, in chunks eight times as large, take what the rows took.
 fn later_steps_allocate_no_lists<T: LayerElement>() -> Result<(), Failed> {
     let few = Sizes {
         tokens: 8192,
@@ -197,10 +199,9 @@ fn later_steps_allocate_no_lists<T: LayerElement>() -> Result<(), Failed> {
         chunk_rows: 8 * few.chunk_rows,
         ..few
     };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
     // Selection counts keys in two tables of at most 2^14 numbers each, how many of which it needs depends on the scores.
     for (policy, tables) in [(Policy::Dropless, 0), (lrmoe(0.5), 8 << 14)] {
-        let bytes = pool.install(|| [&few, &many].map(|sizes| later_step::<T>(sizes, &policy)));
+        let bytes = [&few, &many].map(|sizes| later_step::<T>(sizes, &policy));
         let name = policy.name();
         let added = (many.tokens - few.tokens) * few.top_k;
         println!("{name}: {bytes:?} bytes, {added} pairs more");
