@@ -16,6 +16,24 @@ use crate::{Call, Element, Error, Reduction};
 /// How long a rank that ends the world, or leaves it, stays to see its last words sent.
 const FAREWELL: Duration = Duration::from_millis(100);
 
+/// What a rank waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Every peer comes.
+    Meet,
+    /// Every peer takes all it gets and gives all it gives. It may then leave: what it gave is on its way.
+    Part,
+}
+
+impl Stage {
+    fn is_done(self, peer: &Peer) -> bool {
+        match self {
+            Self::Meet => peer.has_come(),
+            Self::Part => peer.is_through(),
+        }
+    }
+}
+
 impl Mpi {
     /// Does something with a peer that only MPI can make fail.
     pub(super) fn on<R>(
@@ -34,12 +52,12 @@ impl Mpi {
         })
     }
 
-    /// Waits until every peer is `ready` and nothing is left to do. `work` does what can be done
+    /// Waits until the stage is done by every peer and nothing is left to do. `work` does what can be done
     /// meanwhile and says whether anything was: then the wait counts anew.
     fn wait(
         &mut self,
         collective: Call,
-        ready: impl Fn(&Peer) -> bool,
+        stage: Stage,
         mut work: impl FnMut(&mut Self) -> Result<bool, Error>,
     ) -> Result<(), Error> {
         let mut patience = Patience::new();
@@ -51,11 +69,10 @@ impl Mpi {
                 if let Some(Message::Failed(error)) = message {
                     return Err(self.failure.insert(error).clone());
                 }
-                if ready(&self.peers[rank]) {
+                if stage.is_done(&self.peers[rank]) {
                     continue;
                 }
-                // Having left is no failure of those who need nothing more from the rank.
-                if message == Some(Message::Left) {
+                if stage == Stage::Meet && message == Some(Message::Left) {
                     return Err(self.fail(Error::PeerLost { rank, collective }));
                 }
                 missing = missing.min(rank);
@@ -90,7 +107,7 @@ impl Mpi {
         let number = self.number;
         self.offer.open(number);
         let mut unsent: Vec<usize> = self.others().collect();
-        self.wait(call, Peer::has_come, |world| {
+        self.wait(call, Stage::Meet, |world| {
             let before = unsent.len();
             let mut result = Ok(());
             unsent.retain(|&peer| {
@@ -211,7 +228,7 @@ impl Mpi {
         for peer in self.others() {
             self.on(peer, call, Peer::listen)?;
         }
-        self.wait(call, Peer::is_through, |world| {
+        self.wait(call, Stage::Part, |world| {
             Ok(world.push(call, send)? | take(world)?)
         })?;
         for peer in self.others() {
