@@ -42,6 +42,17 @@ fn steps<C: Collective>() -> Vec<Step<C>> {
             |comm| comm.reduce_scatter(&vec![1u32; comm.ranks()], &mut [0], SUM),
         ),
         (
+            Call::ReduceScatter {
+                element: "f32",
+                len: 20_000,
+                reduction: SUM,
+            },
+            |comm| {
+                let values = vec![1f32; 20_000 * comm.ranks()];
+                comm.reduce_scatter(&values, &mut [0.0; 20_000], SUM)
+            },
+        ),
+        (
             Call::Broadcast {
                 element: "f32",
                 len: 2,
@@ -73,14 +84,13 @@ pub(crate) fn a_rank_that_leaves_is_named<W: Worlds>(world: W) {
 const DEADLINE: Duration = Duration::from_millis(500);
 
 pub(crate) fn a_late_rank_is_named<W: Worlds>(world: W) {
-    let deadline = DEADLINE;
     let late = world.ranks() - 1;
     // A barrier, one with two meetings and one whose elements are lent.
     for (expected, step) in [0, 3, 4].map(|which| steps()[which]) {
-        world.start(deadline, |mut comm: W::Comm| {
+        world.start(DEADLINE, |mut comm: W::Comm| {
             comm.barrier().unwrap();
             if comm.rank() == late {
-                thread::sleep(2 * deadline);
+                thread::sleep(2 * DEADLINE);
             }
             let start = Instant::now();
             let error = step(&mut comm).unwrap_err();
@@ -94,12 +104,12 @@ pub(crate) fn a_late_rank_is_named<W: Worlds>(world: W) {
                 panic!("{error}");
             };
             assert_eq!((rank, collective), (late, expected));
-            assert!(waited >= deadline);
+            assert!(waited >= DEADLINE);
             if comm.rank() == late {
-                assert!(took < deadline, "a failed world answers at once");
+                assert!(took < DEADLINE, "a failed world answers at once");
             }
             // Nobody leaves before the late rank has been told.
-            thread::sleep(2 * deadline);
+            thread::sleep(2 * DEADLINE);
         });
     }
 }

@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
+use half::bf16;
+
 use super::{
     element::Storage,
     isa::Isa,
-    kernel::{Ahead, Block, Start, VECTOR},
+    kernel::{Ahead, Block, LANES, Start, VECTOR},
     pack::{Panel, pack, padded, panels, words},
     tile::{FEATURES, UNIT, cut},
 };
@@ -13,11 +15,16 @@ use super::{
 /// Most words of k that sums stay in registers for. That much of 256 rows, and as much of [`FEATURES`] columns, fit into the second cache.
 const DEPTH: usize = 512;
 
-/// Words of scratch for weights that are moved, of matrices `[a, b]` and `[b, a]`: by rows in [`weights_times_columns`], by columns in
-/// [`rows_times_weights`].
+/// Words of scratch for weights that are moved, of matrices `[a, b]` and `[b, a]`: a group of rows in [`weights_times_columns`], a panel of
+/// columns in [`rows_times_weights`].
 pub(super) fn packed_words(a: usize, b: usize) -> usize {
+    const MOST: usize = if group::<bf16>() > LANES {
+        group::<bf16>()
+    } else {
+        LANES
+    };
     let most = padded(a.max(b));
-    most.min(FEATURES) * most.min(DEPTH)
+    most.min(MOST) * most.min(DEPTH)
 }
 
 /// Rows of a left factor, which stay near while the panels of the right one pass; whole steps of every kernel.
