@@ -1,7 +1,7 @@
 //! Forward pass: loads, quotas, and every pair through its expert, chunk by chunk.
 
 use lrmoe_comm::Collective;
-use lrmoe_metric::{Pairs, SquaredNorm};
+use lrmoe_metric::{Pairs, Row, SquaredNorm};
 use lrmoe_plan::{Loads, QuotaRequest, Quotas, quotas};
 use lrmoe_route::{RoutingTable, route};
 use ndarray::{Array2, ArrayView2, s};
@@ -120,7 +120,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         if step.is_some() {
             self.stats.loads = routed.per_expert().to_vec();
             self.stats.dropped = routed.total() - loads.total();
-            self.record_forward(&table, stash.pairs.keeps_norms());
+            self.record_forward(&table, stash.pairs.norms_of() == Some(Row::Hidden));
             stash.step = step;
             stash.first_pair = first_pair;
             self.stash = stash;
@@ -192,7 +192,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         ))
     }
 
-    /// Bytes of rows that leave the rank: x out and y back, with |h|^2 beside each row that comes back.
+    /// Bytes of rows that leave the rank: x out and y back, with |h|^2 beside each row that comes back if `norms`.
     fn record_forward(&mut self, table: &RoutingTable, norms: bool) {
         let rows = rows_between_ranks(table);
         let (out, back) = rows_leaving(&rows, self.rank);
@@ -215,13 +215,22 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             return Ok(Quotas::all(loads));
         };
         let unbounded = vec![u64::MAX; self.config.topology.ranks()];
+        // Where all pairs run backward, it does not matter to memory which of them are selected.
+        let bounded = !self.config.policy.runs_all_backward();
+        let capacities = self.config.capacities.as_deref().filter(|_| bounded);
+        let mut profile = (!self.profile.is_empty()).then_some(&self.profile);
+        let recalibrated;
+        if let (Some(seen), true) = (profile, selecting.recalibration > 0.0) {
+            recalibrated = seen.recalibrated(loads.per_expert(), selecting.recalibration)?;
+            profile = Some(&recalibrated);
+        }
         Ok(quotas(&QuotaRequest {
             loads,
             placement: self.experts.placement(),
-            capacities: self.config.capacities.as_deref().unwrap_or(&unbounded),
+            capacities: capacities.unwrap_or(&unbounded),
             retention: selecting.retention,
             policy: selecting.quotas,
-            profile: (!self.profile.is_empty()).then_some(&self.profile),
+            profile,
             floor: selecting.floor,
         })?)
     }
@@ -250,7 +259,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
             &self.x,
             &mut self.scratch,
             &mut self.out,
-            kept.keeps_norms().then_some(&mut self.norms),
+            (kept.norms_of() == Some(Row::Hidden)).then_some(&mut self.norms),
         )?;
         pass.lap(Stage::Forward);
         let back = self.traffic.give_back(pass, chunk, (&self.out, width))?;
@@ -272,7 +281,13 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
             kept.take_outputs(chunk.pairs, on_host(backend, back, &mut self.host.rows)?);
         }
         pass.lap(Stage::Compact);
-        if kept.keeps_norms() {
+        // Those of the outputs need no exchange, as the rows are here already.
+        if kept.norms_of() == Some(Row::Output) {
+            backend.squared_norms(back, [chunk.pairs.len(), width], &mut self.norms)?;
+            backend.copy(&self.norms, &mut self.all_norms, chunk.first)?;
+            pass.lap(Stage::Score);
+        }
+        if kept.norms_of() == Some(Row::Hidden) {
             self.return_norms(pass, chunk)?;
             backend.copy(&self.norms, &mut self.all_norms, chunk.first)?;
             pass.lap(Stage::Exchange);

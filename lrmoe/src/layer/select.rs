@@ -1,7 +1,7 @@
 //! Which pairs run backward.
 
 use lrmoe_comm::Collective;
-use lrmoe_metric::{Draw, Pairs, Selection};
+use lrmoe_metric::{Draw, Pairs, Row, Selection, SquaredNorm, rescale};
 
 use super::buffers::Buffers;
 use super::element::LayerElement;
@@ -20,7 +20,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         clock: &mut Clock,
         (stash, step): (&Stash<B, T>, u32),
         pairs: &Pairs<'_>,
-        dy: &B::Buffer<T>,
+        [x, dy]: [&B::Buffer<T>; 2],
     ) -> Result<(), Error> {
         match self.config.policy {
             Policy::Lrmoe(selecting) => {
@@ -30,15 +30,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
                     step,
                     layer: self.config.layer,
                 };
-                let h = stash.pairs.h_norms();
-                self.select(
-                    comm,
-                    clock,
-                    selecting,
-                    (pairs, dy, h),
-                    quotas.as_slice(),
-                    draw,
-                )
+                let rows = ([x, dy], stash.pairs.norms());
+                let quotas = quotas.as_slice();
+                self.select(comm, clock, selecting, (pairs, rows), quotas, draw)
             }
             _ => {
                 let Selection {
@@ -58,31 +52,34 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         comm: &mut C,
         clock: &mut Clock,
         selecting: Selecting,
-        (pairs, dy, h): (
-            &Pairs<'_>,
-            &B::Buffer<T>,
-            Option<&B::Buffer<lrmoe_metric::SquaredNorm>>,
-        ),
+        (pairs, ([x, dy], of_pairs)): (&Pairs<'_>, ([&B::Buffer<T>; 2], &B::Buffer<SquaredNorm>)),
         quotas: &[u32],
         draw: Draw,
     ) -> Result<(), Error> {
         let backend = &self.backend;
         let of_backend = backend.pairs(pairs)?;
-        let needs_dy = selecting.score.needs_dy();
+        let score = selecting.score;
         let Buffers {
-            dy_norms: norms,
+            dy_norms,
+            x_norms,
             scores,
             ..
         } = &mut self.buffers;
-        if needs_dy {
-            let shape = [pairs.tokens(), self.config.shape.width];
-            backend.squared_norms(dy, shape, norms)?;
+        let shape = [pairs.tokens(), self.config.shape.width];
+        if score.has_dy() {
+            backend.squared_norms(dy, shape, dy_norms)?;
         }
-        let dy = needs_dy.then_some(&*norms);
+        let rows = match score.row() {
+            Some(Row::Input) => {
+                backend.squared_norms(x, shape, x_norms)?;
+                Some(&*x_norms)
+            }
+            row => row.map(|_| of_pairs),
+        };
         backend.score_into(
-            selecting.score,
+            score,
             &of_backend,
-            [dy, h],
+            [score.has_dy().then_some(&*dy_norms), rows],
             &mut Over(comm),
             scores,
         )?;
@@ -91,7 +88,6 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let decay = self.config.profile_decay;
         self.profile
             .observe(pairs, &on_host, decay, &mut Over(comm))?;
-        self.scores = self.keeps_scores.then(|| on_host.into_owned());
         clock.lap(&mut self.stats.seconds, Stage::Score);
         backend.select_to_host(
             selecting.method,
@@ -102,6 +98,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             &mut Over(comm),
             &mut self.selector,
         )?;
+        let kept = &mut self.selector.selection;
+        rescale(selecting.rescale, pairs, &on_host, kept, &mut Over(comm))?;
+        self.scores = self.keeps_scores.then(|| on_host.into_owned());
         clock.lap(&mut self.stats.seconds, Stage::Select);
         Ok(())
     }
