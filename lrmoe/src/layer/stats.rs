@@ -106,7 +106,7 @@ pub struct LayerStats {
     pub backward_rows: Array2<u64>,
     /// Bytes this rank sent to others in the forward pass.
     pub forward_bytes: u64,
-    /// Bytes this rank sent to others in the backward pass, gradient reduction not included.
+    /// Bytes this rank sent to others in the backward pass; gradient reduction is not included, nor are the rows that score `full-grad` takes.
     pub backward_bytes: u64,
     /// Bytes of gradients this rank sent to each owner, 0 to itself, `[ranks]`; empty before the reduction.
     pub reduction_bytes: Vec<u64>,

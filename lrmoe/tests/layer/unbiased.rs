@@ -7,13 +7,13 @@ use lrmoe_metric::{Method, Rescale, Score};
 
 use super::common::{Batch, step};
 
-const DRAWS: u32 = 20_000;
 const STANDARD_ERRORS: f64 = 4.0;
 /// Rounding of a gradient in f32, relative to its largest component: what is left where a component hardly varies.
 const ROUNDING: f64 = 1e-5;
 
 /// One gradient over many draws.
 struct Mean {
+    draws: u32,
     sums: Vec<f64>,
     squares: Vec<f64>,
 }
@@ -21,12 +21,14 @@ struct Mean {
 impl Mean {
     fn new(len: usize) -> Self {
         Self {
+            draws: 0,
             sums: vec![0.0; len],
             squares: vec![0.0; len],
         }
     }
 
     fn add<'a>(&mut self, values: impl IntoIterator<Item = &'a f32>) {
+        self.draws += 1;
         let sums = self.sums.iter_mut().zip(&mut self.squares);
         for ((sum, square), value) in sums.zip(values) {
             let value = f64::from(*value);
@@ -39,7 +41,7 @@ impl Mean {
     fn distance(&self, full: &[f32]) -> f64 {
         assert_eq!(full.len(), self.sums.len());
         let largest = full.iter().fold(0.0, |a: f64, b| a.max(f64::from(b.abs())));
-        let draws = f64::from(DRAWS);
+        let draws = f64::from(self.draws);
         let components = self.sums.iter().zip(&self.squares).zip(full);
         let distance = components.map(|((sum, squares), full)| {
             let mean = sum / draws;
@@ -52,7 +54,14 @@ impl Mean {
 }
 
 /// Distances of the means of dW, dx and dp over the draws from the gradients of all pairs, in standard errors.
-fn distances(batch: &Batch, selecting: Selecting) -> [f64; 3] {
+fn distances(batch: &Batch, selecting: Selecting, draws: u32) -> [f64; 3] {
+    // Threads would only wait for each other.
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    let measure = || means_of_draws(batch, selecting, draws);
+    alone.expect("a thread").install(measure)
+}
+
+fn means_of_draws(batch: &Batch, selecting: Selecting, draws: u32) -> [f64; 3] {
     let full = step(batch, &batch.config(1, Policy::Dropless));
     let config = LayerConfig {
         chunk_rows: u64::MAX,
@@ -62,7 +71,7 @@ fn distances(batch: &Batch, selecting: Selecting) -> [f64; 3] {
     let mut layer = MoeLayer::new(config, 0, of).expect("a layer");
     let mut means = [full.gradient.len(), full.dx.len(), full.dp.len()].map(Mean::new);
     let (x, ids, p) = (&batch.x, &batch.expert_ids, &batch.gate_weights);
-    for draw in 0..DRAWS {
+    for draw in 0..draws {
         layer
             .forward(&mut Solo, x.view(), ids.view(), p.view(), Some(draw))
             .expect("forward");
@@ -109,7 +118,7 @@ fn selecting(score: Score, method: Method) -> Selecting {
 fn the_mean_of_priority_gradients_is_the_full_gradient() {
     let batch = small();
     for score in [Score::DownGrad, Score::Forward, Score::InputGrad] {
-        let found = distances(&batch, selecting(score, Method::Priority));
+        let found = distances(&batch, selecting(score, Method::Priority), 20_000);
         for (what, distance) in ["dW", "dx", "dp"].iter().zip(found) {
             assert!(
                 distance < STANDARD_ERRORS,
@@ -124,22 +133,23 @@ fn the_mean_of_priority_gradients_is_the_full_gradient() {
 #[test]
 fn the_mean_of_biased_gradients_is_another() {
     let batch = small();
+    let distances = |selecting| distances(&batch, selecting, 4_000);
     let top = selecting(Score::Random, Method::Top);
-    let biased = distances(&batch, top);
+    let biased = distances(top);
     assert!(biased.iter().all(|distance| *distance > 20.0), "{biased:?}");
     let rescaled = Selecting {
         score: Score::DownGrad,
         rescale: Rescale::Mass,
         ..top
     };
-    let biased = distances(&batch, rescaled);
+    let biased = distances(rescaled);
     assert!(biased.iter().all(|distance| *distance > 20.0), "{biased:?}");
     // Random pairs that are counted up are a sample like any other: unbiased.
     let counted = Selecting {
         rescale: Rescale::Count,
         ..top
     };
-    let found = distances(&batch, counted);
+    let found = distances(counted);
     assert!(
         found.iter().all(|distance| *distance < STANDARD_ERRORS),
         "{found:?}"
@@ -148,7 +158,7 @@ fn the_mean_of_biased_gradients_is_another() {
         dx_weight: DxWeight::One,
         ..selecting(Score::DownGrad, Method::Priority)
     };
-    let [of_weights, of_x, _] = distances(&batch, one);
+    let [of_weights, of_x, _] = distances(one);
     assert!(
         of_weights < STANDARD_ERRORS && of_x > 20.0,
         "{of_weights}, {of_x}"
