@@ -12,6 +12,15 @@ use crate::error::Error;
 use crate::exchange::Over;
 use crate::policy::{Policy, Selecting};
 
+/// Rows that a score may take the norms of.
+struct Rows<'a, B: Backend<T>, T: LayerElement> {
+    /// `[tokens, width]`, as dy.
+    x: &'a B::Buffer<T>,
+    dy: &'a B::Buffer<T>,
+    /// The norms themselves, of what there is per pair.
+    of_pairs: &'a B::Buffer<SquaredNorm>,
+}
+
 impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// Makes the selection of `selector` the pairs of this rank that run backward, by the policy.
     pub(super) fn choose<C: Collective>(
@@ -30,7 +39,8 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
                     step,
                     layer: self.config.layer,
                 };
-                let rows = ([x, dy], stash.pairs.norms());
+                let of_pairs = stash.pairs.norms();
+                let rows = Rows { x, dy, of_pairs };
                 let quotas = quotas.as_slice();
                 self.select(comm, clock, selecting, (pairs, rows), quotas, draw)
             }
@@ -52,7 +62,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         comm: &mut C,
         clock: &mut Clock,
         selecting: Selecting,
-        (pairs, ([x, dy], of_pairs)): (&Pairs<'_>, ([&B::Buffer<T>; 2], &B::Buffer<SquaredNorm>)),
+        (pairs, rows): (&Pairs<'_>, Rows<'_, B, T>),
         quotas: &[u32],
         draw: Draw,
     ) -> Result<(), Error> {
@@ -67,19 +77,19 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         } = &mut self.buffers;
         let shape = [pairs.tokens(), self.config.shape.width];
         if score.has_dy() {
-            backend.squared_norms(dy, shape, dy_norms)?;
+            backend.squared_norms(rows.dy, shape, dy_norms)?;
         }
-        let rows = match score.row() {
+        let of_rows = match score.row() {
             Some(Row::Input) => {
-                backend.squared_norms(x, shape, x_norms)?;
+                backend.squared_norms(rows.x, shape, x_norms)?;
                 Some(&*x_norms)
             }
-            row => row.map(|_| of_pairs),
+            row => row.map(|_| rows.of_pairs),
         };
         backend.score_into(
             score,
             &of_backend,
-            [score.has_dy().then_some(&*dy_norms), rows],
+            [score.has_dy().then_some(&*dy_norms), of_rows],
             &mut Over(comm),
             scores,
         )?;
