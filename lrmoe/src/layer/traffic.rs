@@ -140,16 +140,21 @@ impl<B: Backend<T>, T: LayerElement> Leg<B, T> {
     }
 
     /// Ends a journey: what came is in the backend's memory.
-    pub(super) fn arrive(&mut self, backend: &B, way: Way) -> Result<(), Error> {
+    pub(super) fn arrive<C: Collective>(
+        &mut self,
+        pass: &mut Pass<'_, B, C>,
+        way: Way,
+    ) -> Result<(), Error> {
         let Self { near, far, copies } = self;
         let to = match way {
             Way::Out => far,
             Way::Back => near,
         };
-        match B::host(to) {
-            Some(_) => Ok(()),
-            None => Ok(backend.write(&copies[1], to)?),
+        if B::host(to).is_none() {
+            pass.backend.write(&copies[1], to)?;
         }
+        pass.lap(Stage::Exchange);
+        Ok(())
     }
 
     /// Rows of the chunk's tokens (`index`) to their experts' ranks, grouped by instance.
@@ -194,11 +199,9 @@ impl<B: Backend<T>, T: LayerElement> Leg<B, T> {
         way: Way,
         width: usize,
     ) -> Result<(), Error> {
-        let backend = pass.backend;
-        self.journey(backend, chunk, way, width)?.run(pass.comm)?;
-        self.arrive(backend, way)?;
-        pass.lap(Stage::Exchange);
-        Ok(())
+        let journey = self.journey(pass.backend, chunk, way, width)?;
+        journey.run(pass.comm)?;
+        self.arrive(pass, way)
     }
 }
 

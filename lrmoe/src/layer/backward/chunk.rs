@@ -39,103 +39,133 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         inputs: &Inputs<'_, B, T>,
         dx: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
-        let (backend, width) = (pass.backend, inputs.width);
-        let [x, dy] = [inputs.x, inputs.dy].map(|rows| (rows, width));
         match step {
-            Step::Bring(chunk) => {
-                self.index_rows(backend, dispatch, inputs.pairs)?;
-                let [leg, ..] = &mut self.legs;
-                leg.bring(pass, chunk, x, &self.index, &mut self.x)?;
-                leg.bring(pass, chunk, dy, &self.index, &mut self.dy)?;
-                self.pack_weights(dispatch.pairs(chunk), inputs.pairs);
-                if !pass.is_alone() {
-                    let weights = self.host.row_weights.journey(chunk, Way::Out, 2);
-                    weights.run(pass.comm)?;
-                    pass.lap(Stage::Exchange);
-                }
-                self.take_weights(pass, chunk)
-            }
+            Step::Bring(chunk) => self.bring_backward(pass, (dispatch, chunk), inputs),
             Step::Compute { chunk, next, last } => {
-                let mut legs = std::mem::take(&mut self.legs);
-                let [x_leg, dy_leg, back] = &mut legs;
-                let mut rows = Vec::with_capacity(3);
-                if let Some(last) = last {
-                    back.pack_back(pass, last, (&self.out, width))?;
-                    rows.push(back.journey(backend, last, Way::Back, width)?);
-                    self.pack_dp(backend, last)?;
-                }
-                if let Some(next) = next {
-                    self.index_rows(backend, dispatch, inputs.pairs)?;
-                    for (leg, from) in [(&mut *x_leg, x), (&mut *dy_leg, dy)] {
-                        leg.pack(pass, from, &self.index)?;
-                        rows.push(leg.journey(backend, next, Way::Out, width)?);
-                    }
-                    self.pack_weights(dispatch.pairs(next), inputs.pairs);
-                }
-                let (dp, weights) = (&mut self.host.dp, &mut self.host.row_weights);
-                let dp = last.map(|last| dp.journey(last, Way::Back, 1));
-                let weights = next.map(|next| weights.journey(next, Way::Out, 2));
-                pass.lap(Stage::Exchange);
-                let exchange = (!rows.is_empty()).then_some(|comm: &mut C| {
-                    let mut numbers = dp.into_iter().chain(weights);
-                    rows.into_iter().try_for_each(|rows| rows.run(comm))?;
-                    numbers.try_for_each(|numbers| numbers.run(comm))
-                });
                 let accumulate = written.next(chunk.grouping.offsets());
-                let compute = || {
-                    let rows = RowBuffers {
-                        x: &self.x,
-                        dy: &self.dy,
-                        gate_weights: &self.gate_weights,
-                        weights: &self.weights,
-                    };
-                    let shape = *experts.shape();
-                    let (weights, gradients) = experts.weights_and_gradients();
-                    Ok(backend.backward(
-                        &shape,
-                        weights,
-                        chunk.grouping.offsets(),
-                        &rows,
-                        &mut self.scratch,
-                        &mut self.out,
-                        &mut self.dp,
-                        gradients,
-                        &accumulate,
-                    )?)
-                };
-                pass.overlap(exchange, compute, Stage::Backward)?;
-                if let Some(last) = last {
-                    back.arrive(backend, Way::Back)?;
-                    pass.lap(Stage::Exchange);
-                    self.take_dx(pass, (dispatch, last), &back.near, inputs, dx)?;
-                }
-                if let Some(next) = next {
-                    x_leg.arrive(backend, Way::Out)?;
-                    dy_leg.arrive(backend, Way::Out)?;
-                    pass.lap(Stage::Exchange);
-                    x_leg.unpack(pass, next, width, &mut self.x)?;
-                    dy_leg.unpack(pass, next, width, &mut self.dy)?;
-                    self.take_weights(pass, next)?;
-                }
-                self.legs = legs;
-                Ok(())
+                let chunk = (chunk, &accumulate[..]);
+                self.compute_backward(pass, dispatch, [next, last], chunk, experts, (inputs, dx))
             }
-            Step::GiveBack(chunk) => {
-                let (mut legs, out) = (
-                    std::mem::take(&mut self.legs),
-                    std::mem::take(&mut self.out),
-                );
-                if !pass.is_alone() {
-                    self.pack_dp(backend, chunk)?;
-                    self.host.dp.journey(chunk, Way::Back, 1).run(pass.comm)?;
-                    pass.lap(Stage::Exchange);
-                }
-                let back = legs[0].give_back(pass, chunk, (&out, width))?;
-                self.take_dx(pass, (dispatch, chunk), back, inputs, dx)?;
-                (self.legs, self.out) = (legs, out);
-                Ok(())
-            }
+            Step::GiveBack(chunk) => self.give_dx(pass, (dispatch, chunk), inputs, dx),
         }
+    }
+
+    /// Rows of x and dy come to the experts, with their weights.
+    fn bring_backward<C: Collective>(
+        &mut self,
+        pass: &mut Pass<'_, B, C>,
+        (dispatch, chunk): (&Dispatch<'_>, &Chunk),
+        inputs: &Inputs<'_, B, T>,
+    ) -> Result<(), Error> {
+        self.index_rows(pass.backend, dispatch, inputs.pairs)?;
+        let [leg, ..] = &mut self.legs;
+        let [x, dy] = [inputs.x, inputs.dy].map(|rows| (rows, inputs.width));
+        leg.bring(pass, chunk, x, &self.index, &mut self.x)?;
+        leg.bring(pass, chunk, dy, &self.index, &mut self.dy)?;
+        self.pack_weights(dispatch.pairs(chunk), inputs.pairs);
+        if !pass.is_alone() {
+            let weights = self.host.row_weights.journey(chunk, Way::Out, 2);
+            weights.run(pass.comm)?;
+            pass.lap(Stage::Exchange);
+        }
+        self.take_weights(pass, chunk)
+    }
+
+    /// The experts compute with one chunk, adding to gradients where `accumulate` says so; rows of the next come meanwhile, and what they
+    /// made of the last goes back.
+    fn compute_backward<C: Collective>(
+        &mut self,
+        pass: &mut Pass<'_, B, C>,
+        dispatch: &Dispatch<'_>,
+        [next, last]: [Option<&Chunk>; 2],
+        (chunk, accumulate): (&Chunk, &[bool]),
+        experts: &mut Experts<B, T>,
+        (inputs, dx): (&Inputs<'_, B, T>, &mut B::Buffer<T>),
+    ) -> Result<(), Error> {
+        let (backend, width) = (pass.backend, inputs.width);
+        let mut legs = std::mem::take(&mut self.legs);
+        let [x_leg, dy_leg, back] = &mut legs;
+        let mut rows = Vec::with_capacity(3);
+        if let Some(last) = last {
+            back.pack_back(pass, last, (&self.out, width))?;
+            rows.push(back.journey(backend, last, Way::Back, width)?);
+            self.pack_dp(backend, last)?;
+        }
+        if let Some(next) = next {
+            self.index_rows(backend, dispatch, inputs.pairs)?;
+            for (leg, from) in [(&mut *x_leg, inputs.x), (&mut *dy_leg, inputs.dy)] {
+                leg.pack(pass, (from, width), &self.index)?;
+                rows.push(leg.journey(backend, next, Way::Out, width)?);
+            }
+            self.pack_weights(dispatch.pairs(next), inputs.pairs);
+        }
+        let (dp, weights) = (&mut self.host.dp, &mut self.host.row_weights);
+        let dp = last.map(|last| dp.journey(last, Way::Back, 1));
+        let weights = next.map(|next| weights.journey(next, Way::Out, 2));
+        pass.lap(Stage::Exchange);
+        let exchange = (!rows.is_empty()).then_some(|comm: &mut C| {
+            let mut numbers = dp.into_iter().chain(weights);
+            rows.into_iter().try_for_each(|rows| rows.run(comm))?;
+            numbers.try_for_each(|numbers| numbers.run(comm))
+        });
+        let compute = || {
+            let rows = RowBuffers {
+                x: &self.x,
+                dy: &self.dy,
+                gate_weights: &self.gate_weights,
+                weights: &self.weights,
+            };
+            let shape = *experts.shape();
+            let (weights, gradients) = experts.weights_and_gradients();
+            Ok(backend.backward(
+                &shape,
+                weights,
+                chunk.grouping.offsets(),
+                &rows,
+                &mut self.scratch,
+                &mut self.out,
+                &mut self.dp,
+                gradients,
+                accumulate,
+            )?)
+        };
+        pass.overlap(exchange, compute, Stage::Backward)?;
+        if let Some(last) = last {
+            back.arrive(pass, Way::Back)?;
+            self.take_dx(pass, (dispatch, last), &back.near, inputs, dx)?;
+        }
+        if let Some(next) = next {
+            for (leg, to) in [(x_leg, &mut self.x), (dy_leg, &mut self.dy)] {
+                leg.arrive(pass, Way::Out)?;
+                leg.unpack(pass, next, width, to)?;
+            }
+            self.take_weights(pass, next)?;
+        }
+        self.legs = legs;
+        Ok(())
+    }
+
+    /// What the experts made of a chunk goes back.
+    fn give_dx<C: Collective>(
+        &mut self,
+        pass: &mut Pass<'_, B, C>,
+        (dispatch, chunk): (&Dispatch<'_>, &Chunk),
+        inputs: &Inputs<'_, B, T>,
+        dx: &mut B::Buffer<T>,
+    ) -> Result<(), Error> {
+        let (mut legs, out) = (
+            std::mem::take(&mut self.legs),
+            std::mem::take(&mut self.out),
+        );
+        if !pass.is_alone() {
+            self.pack_dp(pass.backend, chunk)?;
+            self.host.dp.journey(chunk, Way::Back, 1).run(pass.comm)?;
+            pass.lap(Stage::Exchange);
+        }
+        let back = legs[0].give_back(pass, chunk, (&out, inputs.width))?;
+        self.take_dx(pass, (dispatch, chunk), back, inputs, dx)?;
+        (self.legs, self.out) = (legs, out);
+        Ok(())
     }
 
     /// Finds the rows of the latest chunk's tokens.

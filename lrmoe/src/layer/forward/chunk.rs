@@ -35,83 +35,113 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         kept: &mut PairStash<B, T>,
         y: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
-        let (backend, width) = (pass.backend, inputs.experts.shape().width);
         match step {
             Step::Bring(chunk) => {
-                let tokens = inputs.pairs.tokens();
-                backend.row_index_into(dispatch.tokens(), tokens, &mut self.index)?;
-                let x = (inputs.x, width);
+                self.index_tokens(pass.backend, dispatch, inputs)?;
+                let x = (inputs.x, inputs.experts.shape().width);
                 self.legs[0].bring(pass, chunk, x, &self.index, &mut self.x)
             }
             Step::Compute { chunk, next, last } => {
-                let mut legs = std::mem::take(&mut self.legs);
-                let [out, _, back] = &mut legs;
-                let mut rows = Vec::with_capacity(2);
-                let mut norms = None;
-                if let Some(last) = last {
-                    back.pack_back(pass, last, (&self.out, width))?;
-                    rows.push(back.journey(backend, last, Way::Back, width)?);
-                    if kept.keeps_norms() {
-                        self.pack_norms(backend, last)?;
-                        norms = Some(last);
-                    }
-                }
-                if let Some(next) = next {
-                    let tokens = inputs.pairs.tokens();
-                    backend.row_index_into(dispatch.tokens(), tokens, &mut self.index)?;
-                    out.pack(pass, (inputs.x, width), &self.index)?;
-                    rows.push(out.journey(backend, next, Way::Out, width)?);
-                }
-                let norms = norms.map(|last| self.host.norm_words.journey(last, Way::Back, 2));
-                pass.lap(Stage::Exchange);
-                let exchange = (!rows.is_empty()).then_some(|comm: &mut C| {
-                    let mut journeys = rows.into_iter();
-                    journeys.try_for_each(|rows| rows.run(comm))?;
-                    norms.map_or(Ok(()), |norms| norms.run(comm))
-                });
-                let compute = || {
-                    let norms = kept.keeps_norms().then_some(&mut self.norms);
-                    Ok(backend.forward(
-                        inputs.experts.shape(),
-                        inputs.experts.weights(),
-                        chunk.grouping.offsets(),
-                        &self.x,
-                        &mut self.scratch,
-                        &mut self.out,
-                        norms,
-                    )?)
-                };
-                pass.overlap(exchange, compute, Stage::Forward)?;
-                if let Some(last) = last {
-                    back.arrive(backend, Way::Back)?;
-                    pass.lap(Stage::Exchange);
-                    self.take_outputs(pass, (dispatch, last), &back.near, inputs, kept, y)?;
-                }
-                if let Some(next) = next {
-                    out.arrive(backend, Way::Out)?;
-                    pass.lap(Stage::Exchange);
-                    out.unpack(pass, next, width, &mut self.x)?;
-                }
-                self.legs = legs;
-                Ok(())
+                self.compute_forward(pass, dispatch, [next, last], chunk, inputs, (kept, y))
             }
-            Step::GiveBack(chunk) => {
-                let (mut legs, out) = (
-                    std::mem::take(&mut self.legs),
-                    std::mem::take(&mut self.out),
-                );
-                let back = legs[0].give_back(pass, chunk, (&out, width))?;
-                if kept.keeps_norms() && !pass.is_alone() {
-                    self.pack_norms(backend, chunk)?;
-                    let norms = self.host.norm_words.journey(chunk, Way::Back, 2);
-                    norms.run(pass.comm)?;
-                    pass.lap(Stage::Exchange);
-                }
-                self.take_outputs(pass, (dispatch, chunk), back, inputs, kept, y)?;
-                (self.legs, self.out) = (legs, out);
-                Ok(())
-            }
+            Step::GiveBack(chunk) => self.give_outputs(pass, (dispatch, chunk), inputs, kept, y),
         }
+    }
+
+    /// Finds the rows of the latest chunk's tokens.
+    fn index_tokens(
+        &mut self,
+        backend: &B,
+        dispatch: &Dispatch<'_>,
+        inputs: &Inputs<'_, B, T>,
+    ) -> Result<(), Error> {
+        let tokens = inputs.pairs.tokens();
+        Ok(backend.row_index_into(dispatch.tokens(), tokens, &mut self.index)?)
+    }
+
+    /// The experts compute with one chunk; rows of the next come meanwhile, and what they made of the last goes back.
+    fn compute_forward<C: Collective>(
+        &mut self,
+        pass: &mut Pass<'_, B, C>,
+        dispatch: &Dispatch<'_>,
+        [next, last]: [Option<&Chunk>; 2],
+        chunk: &Chunk,
+        inputs: &Inputs<'_, B, T>,
+        (kept, y): (&mut PairStash<B, T>, &mut B::Buffer<T>),
+    ) -> Result<(), Error> {
+        let (backend, experts) = (pass.backend, inputs.experts);
+        let width = experts.shape().width;
+        let mut legs = std::mem::take(&mut self.legs);
+        let [out, _, back] = &mut legs;
+        let mut rows = Vec::with_capacity(2);
+        if let Some(last) = last {
+            back.pack_back(pass, last, (&self.out, width))?;
+            rows.push(back.journey(backend, last, Way::Back, width)?);
+        }
+        let norms = last.filter(|_| kept.keeps_norms());
+        if let Some(last) = norms {
+            self.pack_norms(backend, last)?;
+        }
+        if let Some(next) = next {
+            self.index_tokens(backend, dispatch, inputs)?;
+            out.pack(pass, (inputs.x, width), &self.index)?;
+            rows.push(out.journey(backend, next, Way::Out, width)?);
+        }
+        let norms = norms.map(|last| self.host.norm_words.journey(last, Way::Back, 2));
+        pass.lap(Stage::Exchange);
+        let exchange = (!rows.is_empty()).then_some(|comm: &mut C| {
+            rows.into_iter().try_for_each(|rows| rows.run(comm))?;
+            norms.map_or(Ok(()), |norms| norms.run(comm))
+        });
+        let compute = || {
+            let norms = kept.keeps_norms().then_some(&mut self.norms);
+            Ok(backend.forward(
+                experts.shape(),
+                experts.weights(),
+                chunk.grouping.offsets(),
+                &self.x,
+                &mut self.scratch,
+                &mut self.out,
+                norms,
+            )?)
+        };
+        pass.overlap(exchange, compute, Stage::Forward)?;
+        if let Some(last) = last {
+            back.arrive(pass, Way::Back)?;
+            self.take_outputs(pass, (dispatch, last), &back.near, inputs, kept, y)?;
+        }
+        if let Some(next) = next {
+            out.arrive(pass, Way::Out)?;
+            out.unpack(pass, next, width, &mut self.x)?;
+        }
+        self.legs = legs;
+        Ok(())
+    }
+
+    /// What the experts made of a chunk goes back.
+    fn give_outputs<C: Collective>(
+        &mut self,
+        pass: &mut Pass<'_, B, C>,
+        (dispatch, chunk): (&Dispatch<'_>, &Chunk),
+        inputs: &Inputs<'_, B, T>,
+        kept: &mut PairStash<B, T>,
+        y: &mut B::Buffer<T>,
+    ) -> Result<(), Error> {
+        let width = inputs.experts.shape().width;
+        let (mut legs, out) = (
+            std::mem::take(&mut self.legs),
+            std::mem::take(&mut self.out),
+        );
+        let back = legs[0].give_back(pass, chunk, (&out, width))?;
+        if kept.keeps_norms() && !pass.is_alone() {
+            self.pack_norms(pass.backend, chunk)?;
+            let norms = self.host.norm_words.journey(chunk, Way::Back, 2);
+            norms.run(pass.comm)?;
+            pass.lap(Stage::Exchange);
+        }
+        self.take_outputs(pass, (dispatch, chunk), back, inputs, kept, y)?;
+        (self.legs, self.out) = (legs, out);
+        Ok(())
     }
 
     /// Adds what has come back of a chunk, in the order of its pairs, to y, and puts by what is kept of it.
