@@ -9,6 +9,7 @@ mod device;
 mod dtype;
 mod error;
 mod options;
+mod switch;
 
 use std::path::{Path, PathBuf};
 
@@ -25,6 +26,7 @@ pub use device::{Cards, Device};
 pub use dtype::Dtype;
 pub use error::ConfigError;
 pub use options::TrainOptions;
+pub use switch::Switch;
 
 use error::{above, within};
 
@@ -59,6 +61,8 @@ pub struct TrainConfig {
     pub slots: u32,
     /// Rows of a chunk.
     pub chunk_rows: u64,
+    /// Whether chunks travel while another is computed with.
+    pub overlap: bool,
     /// Memory budget of a rank for experts and token buffers, in bytes.
     pub budget_bytes: Option<u64>,
     /// Cluster of the modelled times.
@@ -155,6 +159,7 @@ impl TrainOptions {
             threads: threads.transpose()?,
             slots: self.slots(ranks, model.experts)?,
             chunk_rows: within("chunk-rows", chunk_rows, 1..=u64::from(u32::MAX))?,
+            overlap: self.overlap.unwrap_or_default() == Switch::On,
             budget_bytes: budget.transpose()?.map(|mib| mib * MIB),
             cluster: cluster(
                 self.cluster.as_deref().unwrap_or(ClusterSpec::PRESETS[0]),

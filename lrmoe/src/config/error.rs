@@ -65,6 +65,12 @@ pub enum ConfigError {
         /// The name given.
         name: String,
     },
+    /// A switch that is neither on nor off.
+    #[error("unknown switch position `{name}`, must be on or off")]
+    Switch {
+        /// What was given.
+        name: String,
+    },
     /// A way for all-to-alls that does not exist.
     #[error("unknown all-to-all `{name}`, must be direct, hierarchical or auto")]
     AllToAll {

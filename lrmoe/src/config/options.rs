@@ -13,6 +13,7 @@ use crate::policy::{DxWeight, RouterGradient};
 use super::all_to_all::AllToAll;
 use super::contender::{ContenderName, PolicyName};
 use super::device::Device;
+use super::switch::Switch;
 
 /// Options of a training run as given, on the command line or in a TOML file with the same names.
 #[derive(Args, Clone, Debug, Default, PartialEq, serde::Deserialize)]
@@ -128,6 +129,11 @@ pub struct TrainOptions {
     /// Rows that a rank takes through its experts at once: bounds its buffers [default: 4096]
     #[arg(long, value_name = "ROWS", help_heading = "Ranks and memory")]
     pub(super) chunk_rows: Option<u64>,
+    /// on: rows of the next chunk come, and those of the last go back, while one is computed with; takes memory for rows on their way
+    /// a second time, and spare cores or a network to be of use. Losses are the same to the bit [default: off]
+    #[arg(long, value_name = "on-or-off", help_heading = "Ranks and memory")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) overlap: Option<Switch>,
     /// Memory of a rank for experts, optimizer shard and token buffers of all MoE layers, in MiB; fewer pairs run backward where
     /// it binds [default: no limit]
     #[arg(long, value_name = "MIB", help_heading = "Ranks and memory")]
@@ -248,6 +254,7 @@ impl TrainOptions {
             threads: self.threads.or(other.threads),
             slots: self.slots.or(other.slots),
             chunk_rows: self.chunk_rows.or(other.chunk_rows),
+            overlap: self.overlap.or(other.overlap),
             budget_mib: self.budget_mib.or(other.budget_mib),
             cluster: self.cluster.or(other.cluster),
             deadline_seconds: self.deadline_seconds.or(other.deadline_seconds),

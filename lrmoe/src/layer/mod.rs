@@ -7,6 +7,7 @@ mod dispatch;
 mod element;
 mod experts;
 mod forward;
+mod line;
 mod parameters;
 mod pass;
 mod router;
@@ -14,6 +15,7 @@ mod select;
 mod stash;
 mod state;
 mod stats;
+mod traffic;
 
 use lrmoe_comm::Collective;
 use lrmoe_kernels::{CompactRows, ComputeExperts, Cpu, ExpertBuffers, FfnShape, SelectPairs};
@@ -56,6 +58,8 @@ pub struct LayerConfig {
     /// Most rows a rank takes at once, in both passes. The backward pass does not depend on it to the bit; y does within rounding, and so do
     /// weight gradients with rows in bf16.
     pub chunk_rows: u64,
+    /// Whether chunks travel while another is computed with: a second set of rows on their way, and the same results to the bit.
+    pub overlap: bool,
     /// Most rows a rank can hold in the backward pass, `[ranks]`; `None` where memory sets no bound.
     pub capacities: Option<Vec<u64>>,
     /// What is run backward, where experts live, what is dropped.
