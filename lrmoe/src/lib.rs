@@ -62,6 +62,7 @@ pub mod error;
 pub mod exchange;
 pub mod layer;
 pub mod model;
+mod page;
 pub mod policy;
 pub mod progress;
 pub mod replay;
