@@ -48,6 +48,9 @@ pub enum Error {
     /// From a replay.
     #[error(transparent)]
     Replay(Box<ReplayError>),
+    /// From a sweep.
+    #[error(transparent)]
+    Sweep(#[from] crate::sweep::SweepError),
     /// From the page of a report.
     #[error(transparent)]
     Plot(#[from] PlotError),

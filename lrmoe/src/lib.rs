@@ -66,6 +66,7 @@ mod page;
 pub mod policy;
 pub mod progress;
 pub mod replay;
+pub mod sweep;
 pub mod text;
 pub mod trace;
 pub mod train;
