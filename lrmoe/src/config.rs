@@ -35,7 +35,7 @@ const MIB: u64 = 1 << 20;
 const MOST_THREADS: usize = 1024;
 
 /// A training run, complete and checked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TrainConfig {
     /// Files and folders of the text.
     pub text: Vec<PathBuf>,

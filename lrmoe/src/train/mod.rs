@@ -14,10 +14,11 @@ mod trace;
 mod traffic;
 
 pub use checkpoint::{Checkpoint, CheckpointError};
-pub(crate) use checkpoint::{folder_of, temporary_beside};
+pub(crate) use checkpoint::{folder_of, temporary_beside, write_atomically};
 pub use compare::{Comparison, Outcome, compare};
 pub use process::{settle, train_rank};
 pub use record::{LayerRecord, StepRecord};
 pub use run::Observer;
+pub(crate) use run::{checkpoint_path, lock};
 pub use threads::{train, train_on};
 pub use traffic::{LinkRecord, SentRecord};
