@@ -100,7 +100,9 @@ pub(super) fn weights_times_columns<T: Storage>(
                         c_row: panel.lanes,
                         to: None,
                         start: if k.start > 0 { Start::Add } else { Start::Zero },
-                        ahead: Some(next.part(panel.start..panel.start + panel.lanes, padded(rows))),
+                        ahead: Some(
+                            next.part(panel.start..panel.start + panel.lanes, padded(rows)),
+                        ),
                     }
                     .multiply(isa);
                 }

@@ -30,7 +30,6 @@ impl Workspace {
     }
 
     /// Scratch as above, and the buffers that outlive a tile, of these many elements.
-    #[expect(clippy::type_complexity, reason = "three buffers")]
     pub(super) fn for_backward<T: Storage>(
         &mut self,
         scratch: usize,

@@ -93,7 +93,7 @@ unsafe fn tile<O: Op, const R: usize, const V: usize, const S: usize>(
         let mut ahead = raw
             .ahead
             .as_ref()
-            .map(|ahead| (ahead, ahead.from(row * chunks, raw.m * chunks)));
+            .map(|ahead| (ahead, ahead.cursor(row * chunks, raw.m * chunks)));
         for _ in 0..chunks {
             if let Some((ahead, cursor)) = &mut ahead {
                 for a in a {

@@ -65,7 +65,7 @@ pub(super) struct Block<'a, T> {
     pub(super) to: Option<(&'a mut [f32], usize)>,
     /// What the sums begin with.
     pub(super) start: Start,
-    /// What will be read next; `None` where the processor itself sees the pattern.
+    /// What will be read next, where it is known.
     pub(super) ahead: Option<Ahead>,
 }
 
@@ -94,10 +94,13 @@ impl Ahead {
     }
 
     /// What is left to fetch from `step` on when all lines take `steps` steps.
-    fn from(&self, step: usize, steps: usize) -> Cursor {
+    fn cursor(&self, step: usize, steps: usize) -> Cursor {
         let of_step = ((self.rows * self.lines) << FRACTION) / steps.max(1);
         let done = step * of_step;
-        let (row, line) = ((done >> FRACTION) / self.lines, (done >> FRACTION) % self.lines);
+        let (row, line) = (
+            (done >> FRACTION) / self.lines,
+            (done >> FRACTION) % self.lines,
+        );
         Cursor {
             at: self.start.wrapping_add(row * self.row + line * LINE),
             left: self.lines - line,
@@ -132,7 +135,10 @@ impl Cursor {
             self.left -= 1;
             if self.left == 0 {
                 self.left = ahead.lines;
-                self.at = self.at.wrapping_add(ahead.row).wrapping_sub(ahead.lines * LINE);
+                self.at = self
+                    .at
+                    .wrapping_add(ahead.row)
+                    .wrapping_sub(ahead.lines * LINE);
             }
         }
     }
