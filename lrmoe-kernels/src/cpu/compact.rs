@@ -15,8 +15,6 @@ use crate::{
 
 /// Columns that are summed at a time, in registers.
 const BLOCK: usize = 64;
-/// Blocks of a row from the one that is summed to the one that is fetched: few, so that all fit into the first cache.
-const AHEAD: usize = 8;
 /// About as many bytes of sums make a task.
 const TASK_BYTES: usize = 1 << 17;
 /// Values that one task rounds.
@@ -308,9 +306,9 @@ vectorised! {
 /// Adds rows times their weights to `sums`, each sum in the order of the rows; asks for those of `next` ahead of time.
 fn add_rows<T: FfnElement>(rows: &[T], width: usize, terms: &[Term], next: &[Term], sums: &mut [f32]) {
     let (blocks, rest) = sums.as_chunks_mut::<BLOCK>();
-    let (count, whole) = (blocks.len(), blocks.len() * BLOCK);
-    for (i, sums) in blocks.iter_mut().enumerate() {
-        let column = i * BLOCK;
+    let whole = blocks.len() * BLOCK;
+    for (block, sums) in blocks.iter_mut().enumerate() {
+        let column = block * BLOCK;
         let mut block = *sums;
         for &(row, weight) in terms {
             let values: &[T; BLOCK] = rows[row * width + column..].first_chunk().expect("a block of the row");
@@ -318,13 +316,8 @@ fn add_rows<T: FfnElement>(rows: &[T], width: usize, terms: &[Term], next: &[Ter
                 *sum += weight * value.widened();
             }
         }
-        let (ahead, of) = if i + AHEAD < count {
-            (i + AHEAD, terms)
-        } else {
-            (i + AHEAD - count, next)
-        };
-        for &(row, _) in of {
-            prefetch(rows[row * width..][..width].chunks(BLOCK).nth(ahead).unwrap_or_default());
+        for &(row, _) in next {
+            prefetch(&rows[row * width + column..][..BLOCK]);
         }
         *sums = block;
     }
