@@ -11,7 +11,7 @@ use super::{
     product::{Right, packed_words, weights_times_columns},
     tile::{FEATURES, blocks, cut, share, take, tile_rows, tiles},
 };
-use crate::{Activation, ffn::Experts};
+use crate::{Activation, Error, ffn::Experts};
 
 /// What the forward pass writes.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) fn forward<T: Storage>(
     x: ArrayView2<'_, T>,
     workspace: &mut Workspace,
     outputs: Outputs<'_, T>,
-) {
+) -> Result<(), Error> {
     let (width, hidden) = (experts.shape.width, experts.shape.hidden);
     let isa = Isa::detect().for_experts::<T>(width, hidden);
     let x = x.to_slice().expect("checked layout");
@@ -48,10 +48,11 @@ pub(super) fn forward<T: Storage>(
             .as_mut()
             .map(|stash| split(stash, rows.len() * experts.pre_activations() * hidden)),
     });
-    let scratch = workspace.scratch(scratch_words(experts, height));
+    let scratch = workspace.scratch(scratch_words(experts, height))?;
     share(scratch, tiles, |scratch, tile| {
         forward_tile(isa, experts, tile, scratch.words());
     });
+    Ok(())
 }
 
 fn split<'a, T>(values: &mut &'a mut [T], length: usize) -> &'a mut [T] {

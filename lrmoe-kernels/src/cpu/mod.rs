@@ -73,8 +73,7 @@ impl<T: FfnElement> ExpertFfn<T> for Cpu {
             h_norms,
             stash: None,
         };
-        forward::forward(&experts, x, workspace, outputs);
-        Ok(())
+        forward::forward(&experts, x, workspace, outputs)
     }
 
     fn backward(
@@ -94,8 +93,7 @@ impl<T: FfnElement> ExpertFfn<T> for Cpu {
         let outputs = backward::Outputs { dx, dp };
         backward::backward(
             &experts, rows, None, workspace, outputs, gradients, accumulate,
-        );
-        Ok(())
+        )
     }
 }
 
@@ -119,8 +117,7 @@ impl<T: FfnElement> StashFfn<T> for Cpu {
             h_norms,
             stash: Some(stash),
         };
-        forward::forward(&experts, x, workspace, outputs);
-        Ok(())
+        forward::forward(&experts, x, workspace, outputs)
     }
 
     fn backward_stash(
@@ -148,8 +145,7 @@ impl<T: FfnElement> StashFfn<T> for Cpu {
             outputs,
             gradients,
             accumulate,
-        );
-        Ok(())
+        )
     }
 }
 
