@@ -14,11 +14,12 @@ mod switch;
 use std::path::{Path, PathBuf};
 
 use lrmoe_kernels::Activation;
-use lrmoe_plan::ClusterSpec;
+use lrmoe_metric::{Method, Score};
+use lrmoe_plan::{ClusterSpec, QuotaPolicy};
 
 use crate::calibrate::local;
 use crate::model::ModelConfig;
-use crate::policy::{Policy, Selecting};
+use crate::policy::{DxWeight, Policy, Scope, Selecting};
 
 pub use all_to_all::AllToAll;
 pub use contender::{Contender, ContenderName, PolicyName};
@@ -28,7 +29,8 @@ pub use error::ConfigError;
 pub use options::TrainOptions;
 pub use switch::Switch;
 
-use error::{above, within};
+use error::above;
+pub(crate) use error::within;
 
 const MIB: u64 = 1 << 20;
 /// Ranks and threads of one process.
@@ -152,7 +154,7 @@ impl TrainOptions {
             activation: self.activation.unwrap_or(Activation::SwiGlu),
             policy: self.policy(self.policy.unwrap_or(PolicyName::Lrmoe), None)?,
             compare: self.contenders()?,
-            device: self.device.unwrap_or_default().built()?,
+            device: self.device()?,
             record_trace: self.record_trace()?,
             ranks_per_node: within("ranks-per-node", per_node, 1..=MOST_THREADS)?,
             all_to_all: self.all_to_all.unwrap_or_default(),
@@ -203,6 +205,14 @@ impl TrainOptions {
         })
     }
 
+    fn device(&self) -> Result<Device, ConfigError> {
+        let device = self.device.unwrap_or_default().built()?;
+        match self.score {
+            Some(Score::FullGrad) if device != Device::Cpu => Err(ConfigError::FullGrad { device }),
+            _ => Ok(device),
+        }
+    }
+
     fn ranks(&self) -> Result<usize, ConfigError> {
         match (self.ranks, self.processes) {
             (Some(ranks), Some(processes)) if ranks != processes => {
@@ -250,19 +260,38 @@ impl TrainOptions {
         // Checked for every policy: a wrong value is wrong even where it has no effect.
         let retention = within("retention", retention, 0.0..=1.0)?;
         let capacity_factor = above("capacity-factor", self.capacity_factor.unwrap_or(1.0), 0.0)?;
+        let selecting = self.selecting(retention)?;
         Ok(match name {
             PolicyName::Dropless => Policy::Dropless,
             PolicyName::Symi => Policy::Symi { capacity_factor },
-            PolicyName::Lrmoe => Policy::Lrmoe(Selecting {
-                retention,
-                score: self.score.unwrap_or(standard.score),
-                method: self.select.unwrap_or(standard.method),
-                quotas: self.quota_policy.unwrap_or(standard.quotas),
-                dx_weight: self.dx_weight.unwrap_or(standard.dx_weight),
-                router_gradient: self.router_gradient.unwrap_or(standard.router_gradient),
-                ..standard
-            }),
+            PolicyName::Lrmoe => Policy::Lrmoe(selecting),
         })
+    }
+
+    fn selecting(&self, retention: f64) -> Result<Selecting, ConfigError> {
+        let standard = Selecting::default();
+        let method = self.select.unwrap_or(standard.method);
+        let scope = self.scope.unwrap_or(standard.scope);
+        if scope == Scope::Wgrad && self.dx_weight == Some(DxWeight::Selection) {
+            return Err(ConfigError::DxWeight);
+        }
+        let selecting = Selecting {
+            retention,
+            score: self.score.unwrap_or(standard.score),
+            method,
+            quotas: self.quota_policy.unwrap_or(match method {
+                Method::Priority => QuotaPolicy::Proportional,
+                Method::Top => QuotaPolicy::Blend,
+            }),
+            recalibration: self.recalibration.unwrap_or(standard.recalibration),
+            rescale: self.rescale.unwrap_or(standard.rescale),
+            scope,
+            dx_weight: self.dx_weight.unwrap_or(standard.dx_weight),
+            router_gradient: self.router_gradient.unwrap_or(standard.router_gradient),
+            ..standard
+        };
+        selecting.check()?;
+        Ok(selecting)
     }
 
     fn contenders(&self) -> Result<Vec<Contender>, ConfigError> {

@@ -7,6 +7,7 @@ mod copy;
 mod element;
 mod experts;
 mod forward;
+mod gradient_norms;
 mod isa;
 mod kernel;
 mod memory;

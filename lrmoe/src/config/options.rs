@@ -4,11 +4,11 @@ use std::str::FromStr;
 
 use clap::Args;
 use lrmoe_kernels::Activation;
-use lrmoe_metric::{Method, Score};
+use lrmoe_metric::{Method, Rescale, Score};
 use lrmoe_plan::QuotaPolicy;
 use serde::de::{Deserialize, Deserializer, Error};
 
-use crate::policy::{DxWeight, RouterGradient};
+use crate::policy::{DxWeight, RouterGradient, Scope};
 
 use super::all_to_all::AllToAll;
 use super::contender::{ContenderName, PolicyName};
@@ -59,8 +59,10 @@ pub struct TrainOptions {
     /// Share of the routed pairs that runs backward, 0 to 1; 0 freezes the experts. For lrmoe [default: 0.5]
     #[arg(long, value_name = "SHARE", help_heading = "Policy")]
     pub(super) retention: Option<f64>,
-    /// What a pair is judged by: down-grad (its term in the weight gradient), forward (known before backward), gate or
-    /// random [default: down-grad]
+    /// What a pair is judged by: down-grad (its term in the gradient of the down projection), input-grad or gate-grad (norm of dy times that of
+    /// the input, or alone), forward, out-norm or gate (known before backward: norm of the hidden row, of the output, or neither), random; or
+    /// full-grad (its terms in all weight gradients; on the cpu, by running every pair backward first: for measuring the others)
+    /// [default: down-grad]
     #[arg(long, value_name = "NAME", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) score: Option<Score>,
@@ -70,10 +72,24 @@ pub struct TrainOptions {
     #[serde(deserialize_with = "parsed")]
     pub(super) select: Option<Method>,
     /// How the retained pairs are divided among experts: proportional (to load), value (by score), blend (half each) or
-    /// neyman (to load times rms score) [default: proportional]
+    /// neyman (to load times rms score) [default: proportional; blend with --select top]
     #[arg(long, value_name = "NAME", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) quota_policy: Option<QuotaPolicy>,
+    /// Divide scores by this power, 0 to 1, of the sum of their expert's scores, so that experts with large gradients claim less. It acts
+    /// through the quotas alone: with --quota-policy value, blend or neyman, and with any where --budget-mib binds [default: 0]
+    #[arg(long, value_name = "POWER", help_heading = "Policy")]
+    pub(super) recalibration: Option<f64>,
+    /// What the weights of the pairs that --select top keeps are multiplied by, expert by expert: none, count (pairs over pairs kept) or
+    /// mass (sum of scores over that of those kept) [default: none]
+    #[arg(long, value_name = "NAME", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) rescale: Option<Rescale>,
+    /// What pairs that are not selected are left out of: pair (everything: they do not run backward) or wgrad (weight gradients alone: all run
+    /// backward, the input's and the router's gradients are exact, and little is saved) [default: pair]
+    #[arg(long, value_name = "NAME", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) scope: Option<Scope>,
     /// Weight of a retained pair in the gradient of the layer's input: w for its selection weight (unbiased), or 1 (biased, with
     /// less variance) [default: w]
     #[arg(long, value_name = "WEIGHT", help_heading = "Policy")]
@@ -242,6 +258,9 @@ impl TrainOptions {
             score: self.score.or(other.score),
             select: self.select.or(other.select),
             quota_policy: self.quota_policy.or(other.quota_policy),
+            recalibration: self.recalibration.or(other.recalibration),
+            rescale: self.rescale.or(other.rescale),
+            scope: self.scope.or(other.scope),
             dx_weight: self.dx_weight.or(other.dx_weight),
             router_gradient: self.router_gradient.or(other.router_gradient),
             capacity_factor: self.capacity_factor.or(other.capacity_factor),

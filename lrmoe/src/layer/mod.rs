@@ -7,6 +7,7 @@ mod dispatch;
 mod element;
 mod experts;
 mod forward;
+mod full_grad;
 mod line;
 mod parameters;
 mod pass;
@@ -160,6 +161,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         if config.chunk_rows == 0 {
             return Err(Error::NoChunk);
         }
+        config.policy.check()?;
         let placement = first_placement(&config)?;
         Ok(Self {
             rank,
@@ -190,8 +192,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// where they are until the next update.
     ///
     /// # Errors
-    /// A SYMI policy whose capacities cannot be had.
+    /// Settings that contradict each other; a SYMI policy whose capacities cannot be had.
     pub fn set_policy(&mut self, policy: Policy) -> Result<(), Error> {
+        policy.check()?;
         self.config.policy = policy;
         self.symi = symi_capacity(&self.config)?;
         self.stash.step = None;
