@@ -12,7 +12,7 @@ use ndarray::{Array2, ArrayViewMut2};
 
 use super::dispatch::{Dispatch, rows_between_ranks, rows_leaving};
 use super::element::LayerElement;
-use super::line::Line;
+use super::line::{Line, Step};
 use super::pass::Pass;
 use super::stats::{Clock, Stage};
 use super::{Backend, MoeLayer, unmasked};
@@ -67,6 +67,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let table = self.route_chosen(comm, &mut clock, &pairs, true)?;
         self.backward_retained(comm, clock, (&table, &selection), (x, dy, &pairs), dx)?;
         let mut clock = Clock::start();
+        self.compensate(comm, &mut clock, &table, (x, dy, &pairs))?;
         self.router_gradient(&stash, dy, dp)?;
         clock.lap(&mut self.stats.seconds, Stage::Compact);
         self.record_backward(&table);
@@ -160,12 +161,20 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             if inputs.at_once { 0 } else { rows * width },
         )?;
         pass.lap(Stage::Compact);
+        let scratch = &mut buffers.scratch;
+        let sums = self
+            .moments
+            .start_backward::<B, T>(scratch, &self.config.policy)?;
         let mut written = Written::new(table, self.rank);
         let mut line = Line::new(self.config.overlap && !pass.is_alone());
         while let Some(step) = line.advance(&mut dispatch)? {
             pass.lap(Stage::Route);
+            let computes = matches!(step, Step::Compute { .. });
             let experts = (&mut self.experts, &mut written);
             buffers.backward_step(&mut pass, (&dispatch, step), experts, &inputs, dx)?;
+            if computes {
+                sums.take(B::hidden_sums(&buffers.scratch));
+            }
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
         if !inputs.at_once {

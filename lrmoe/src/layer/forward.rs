@@ -10,7 +10,7 @@ use ndarray::{Array2, ArrayView2, s};
 
 use super::dispatch::{Dispatch, rows_between_ranks, rows_leaving};
 use super::element::LayerElement;
-use super::line::Line;
+use super::line::{Line, Step};
 use super::pass::Pass;
 use super::stash::{Stash, keep};
 use super::stats::{Clock, LayerStats, Stage};
@@ -99,12 +99,18 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let policy = step.map(|_| &self.config.policy);
         let sizes = (pairs.len(), dispatch.rows(), self.config.shape.width);
         kept.start(&self.backend, &mut self.buffers, policy, sizes)?;
+        let scratch = &mut self.buffers.scratch;
+        let sums = self.moments.start_forward::<B, T>(scratch, policy)?;
         pass.lap(Stage::Compact);
         let mut line = Line::new(self.config.overlap && !pass.is_alone());
         while let Some(step) = line.advance(&mut dispatch)? {
             pass.lap(Stage::Route);
+            let computes = matches!(step, Step::Compute { .. });
             let buffers = &mut self.buffers;
             buffers.forward_step(&mut pass, (&dispatch, step), &inputs, kept, y)?;
+            if computes {
+                sums.take(B::hidden_sums(&buffers.scratch));
+            }
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
         if !inputs.at_once {

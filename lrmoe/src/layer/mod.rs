@@ -9,6 +9,8 @@ mod experts;
 mod forward;
 mod full_grad;
 mod line;
+mod moments;
+mod oracle;
 mod parameters;
 mod pass;
 mod router;
@@ -33,6 +35,8 @@ use dispatch::Lists;
 pub(crate) use dispatch::rows_between_ranks;
 pub use element::LayerElement;
 use experts::Experts;
+use moments::Moments;
+pub use oracle::LayerGradients;
 pub use parameters::ExpertParameters;
 use stash::Stash;
 pub use state::LayerState;
@@ -112,6 +116,7 @@ pub struct MoeLayer<B: Backend<T> = Cpu, T: LayerElement = f32> {
     scores: Option<Scores>,
     loads: Option<Loads>,
     buffers: Buffers<B, T>,
+    moments: Moments,
     lists: Lists,
     rows: Rows<B, T>,
     stats: LayerStats,
@@ -176,6 +181,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             scores: None,
             loads: None,
             buffers: Buffers::default(),
+            moments: Moments::default(),
             lists: Lists::default(),
             rows: Rows::default(),
             stats: LayerStats::default(),

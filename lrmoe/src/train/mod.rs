@@ -4,6 +4,7 @@
 mod checkpoint;
 mod compare;
 mod log;
+mod oracle;
 mod process;
 mod rank;
 mod record;
@@ -16,6 +17,7 @@ mod traffic;
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub(crate) use checkpoint::{folder_of, temporary_beside, write_atomically};
 pub use compare::{Comparison, Outcome, compare};
+pub use oracle::{Agreement, LayerSummary, OracleRecord, OracleSummary};
 pub use process::{settle, train_rank};
 pub use record::{LayerRecord, StepRecord};
 pub use run::Observer;

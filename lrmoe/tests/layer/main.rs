@@ -3,6 +3,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod edges;
+mod moments;
+mod oracle;
 mod overlap;
 mod precision;
 mod scores;
