@@ -67,6 +67,12 @@ pub enum ConfigError {
         /// The name given.
         name: String,
     },
+    /// A switch that is neither on nor off.
+    #[error("unknown switch position `{name}`, must be on or off")]
+    Switch {
+        /// What was given.
+        name: String,
+    },
     /// A way for all-to-alls that does not exist.
     #[error("unknown all-to-all `{name}`, must be direct, hierarchical or auto")]
     AllToAll {
@@ -175,6 +181,25 @@ pub enum ConfigError {
         "dx-weight w is for scope pair: with wgrad all pairs run backward and add to the input's gradient with weight 1"
     )]
     DxWeight,
+    /// Compensation where it is not computed.
+    #[error(
+        "compensation moments is computed with device cpu alone, not {device}; leave it out, or compute on the CPU"
+    )]
+    Compensation {
+        /// The device.
+        device: Device,
+    },
+    /// Draws of no oracle.
+    #[error("oracle-draws needs oracle-every")]
+    NoOracle,
+    /// Repeated draws of a selection that is always the same.
+    #[error(
+        "oracle-draws {draws} repeats the draw of a selection, but nothing is drawn; select priority or score random is"
+    )]
+    NothingDrawn {
+        /// The draws.
+        draws: u32,
+    },
     /// The same contender twice.
     #[error("{name} is compared with itself")]
     Repeated {

@@ -4,7 +4,7 @@ use lrmoe_comm::Collective;
 use lrmoe_kernels::RowBuffers;
 use lrmoe_metric::{Pairs, Selection, SquaredNorm};
 
-use super::backward::per_pair;
+use super::backward::{Inputs, per_pair};
 use super::buffers::Buffers;
 use super::dispatch::{Chunk, Dispatch};
 use super::element::LayerElement;
@@ -14,6 +14,7 @@ use super::stash::PairStash;
 use super::stats::{Clock, Stage};
 use super::{Backend, MoeLayer, unmasked};
 use crate::error::Error;
+use crate::policy::DxWeight;
 
 impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// Makes the norms of `kept` those of the gradients of this rank's pairs.
@@ -21,7 +22,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         &mut self,
         comm: &mut C,
         pairs: &Pairs<'_>,
-        rows: [&B::Buffer<T>; 2],
+        [x, dy]: [&B::Buffer<T>; 2],
         kept: &mut PairStash<B, T>,
     ) -> Result<(), Error> {
         let mut clock = Clock::start();
@@ -44,8 +45,17 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         backend.resize(&mut buffers.all_dp, dispatch.rows())?;
         let mut pass = Pass::new(backend, comm, clock, &mut self.stats.seconds);
         pass.lap(Stage::Route);
+        let inputs = Inputs {
+            x,
+            dy,
+            pairs,
+            width: self.config.shape.width,
+            dx_weight: DxWeight::One,
+            at_once: false,
+        };
         while let Some(chunk) = dispatch.next_chunk()? {
-            buffers.norms_chunk(&mut pass, &chunk, &self.experts, pairs, rows)?;
+            let place = (&dispatch, &chunk);
+            buffers.norms_chunk(&mut pass, place, &self.experts, &inputs)?;
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
         let [copy, ..] = &mut buffers.host.scalars;
@@ -67,18 +77,12 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
     fn norms_chunk<C: Collective>(
         &mut self,
         pass: &mut Pass<'_, B, C>,
-        chunk: &Chunk<'_>,
+        (dispatch, chunk): (&Dispatch<'_>, &Chunk),
         experts: &Experts<B, T>,
-        pairs: &Pairs<'_>,
-        [x, dy]: [&B::Buffer<T>; 2],
+        inputs: &Inputs<'_, B, T>,
     ) -> Result<(), Error> {
         let (backend, shape) = (pass.backend, experts.shape());
-        backend.row_index_into(chunk.tokens, pairs.tokens(), &mut self.index)?;
-        self.traffic
-            .dispatch(pass, chunk, (x, shape.width), &self.index, &mut self.x)?;
-        self.traffic
-            .dispatch(pass, chunk, (dy, shape.width), &self.index, &mut self.dy)?;
-        self.send_weights(pass, chunk, pairs)?;
+        self.bring_backward(pass, (dispatch, chunk), inputs)?;
         let rows = RowBuffers {
             x: &self.x,
             dy: &self.dy,
@@ -88,7 +92,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         let offsets = chunk.grouping.offsets();
         backend.gradient_norms(shape, experts.weights(), offsets, &rows, &mut self.dp)?;
         pass.lap(Stage::Score);
-        self.return_dp(pass, chunk)?;
-        Ok(backend.copy(&self.dp, &mut self.all_dp, chunk.first)?)
+        self.give_dp(pass, chunk)?;
+        self.take_dp(pass, chunk)
     }
 }

@@ -16,7 +16,8 @@ pub enum Stage {
     Route,
     /// Gather, regroup, scatter-add.
     Compact,
-    /// All-to-all of rows and all-gather of counts, waiting for the slowest rank included.
+    /// All-to-all of rows and all-gather of counts, waiting for the slowest rank included. Of exchanges that overlap with computing, what they
+    /// take longer than it.
     Exchange,
     /// Expert FFN forward.
     Forward,

@@ -63,6 +63,8 @@ const OPTIONS: [(&str, &str, &str); 46] = [
     ("out", "there", "'there'"),
     ("record-trace", "t", "'t'"),
     ("record-pairs-every", "3", "3"),
+    ("oracle-every", "5", "5"),
+    ("oracle-draws", "3", "3"),
     ("policy", "symi", "'symi'"),
     ("retention", "0.25", "0.25"),
     ("score", "full-grad", "'full-grad'"),
@@ -73,6 +75,7 @@ const OPTIONS: [(&str, &str, &str); 46] = [
     ("scope", "wgrad", "'wgrad'"),
     ("dx-weight", "1", "'1'"),
     ("router-gradient", "all", "'all'"),
+    ("compensation", "moments", "'moments'"),
     ("capacity-factor", "1.5", "1.5"),
     (
         "compare",
@@ -119,6 +122,7 @@ fn every_option_works_in_both_places() {
         "capacity-factor" => Some(("policy", "symi")),
         "rescale" => Some(("select", "top")),
         "record-pairs-every" => Some(("record-trace", "t")),
+        "oracle-draws" => Some(("oracle-every", "5")),
         _ => None,
     };
     for (key, value, toml) in OPTIONS {
@@ -131,7 +135,11 @@ fn every_option_works_in_both_places() {
         } else {
             "text = ['a.txt']\n"
         };
-        let extra = other.map_or(String::new(), |(key, value)| format!("{key} = '{value}'\n"));
+        let extra = other.map_or(String::new(), |(key, value)| {
+            let number = value.parse::<u32>().is_ok();
+            let quote = if number { "" } else { "'" };
+            format!("{key} = {quote}{value}{quote}\n")
+        });
         let file = resolve_file(&format!("{text}{extra}{key} = {toml}\n"), "").unwrap();
         assert_ne!(plain, line, "--{key} has no effect");
         assert_eq!(line, format!("{file:?}"), "{key} differs in the file");
@@ -330,6 +338,19 @@ fn contradictions_are_refused_with_their_values() {
             "--eval-sequences 0",
             "eval-sequences 0 is out of range, must be 1 to 1048576",
         ),
+        ("--oracle-draws 2", "oracle-draws needs oracle-every"),
+        (
+            "--oracle-every 0 --oracle-draws 2",
+            "oracle-draws needs oracle-every",
+        ),
+        (
+            "--oracle-every 5 --oracle-draws 0",
+            "oracle-draws 0 is out of range, must be 1 to 1000",
+        ),
+        (
+            "--oracle-every 5 --oracle-draws 2 --select top",
+            "oracle-draws 2 repeats the draw of a selection, but nothing is drawn; select priority or score random is",
+        ),
         (
             "--target-loss 0",
             "target-loss 0 is out of range, must be above 0",
@@ -390,6 +411,10 @@ fn words_that_mean_nothing_are_refused() {
         ),
         ("--dx-weight 2", "unknown dx weight `2`, must be 1 or w"),
         ("--router-gradient best", "best"),
+        (
+            "--compensation best",
+            "unknown compensation `best`, must be none or moments",
+        ),
         ("--activation best", "best"),
         ("--steps many", "many"),
         ("--seed -1", "-1"),

@@ -146,6 +146,23 @@ pub(super) fn edges<B: Backend + Clone + Sync>(backend: &B) {
             let what = format!("case {number}, {}", config.policy.name());
             assert_eq!(pairs(device), pairs(cpu), "{what}");
             assert_close(device, cpu, ROUNDING, &what);
+            if shares.len() == 1 {
+                continue;
+            }
+            let config = LayerConfig {
+                overlap: true,
+                ..config
+            };
+            let overlapping = &steps_on(backend, batch, &config, &shares, 1)[0];
+            assert_eq!(pairs(overlapping), pairs(device), "{what}");
+            for (on, off) in [
+                (&overlapping.y, &device.y),
+                (&overlapping.dx, &device.dx),
+                (&overlapping.dp, &device.dp),
+            ] {
+                assert_eq!(on, off, "{what}");
+            }
+            assert_eq!(overlapping.gradient, device.gradient, "{what}");
         }
     }
 }

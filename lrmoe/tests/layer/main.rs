@@ -3,6 +3,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod edges;
+mod moments;
+mod oracle;
+mod overlap;
 mod precision;
 mod scores;
 mod unbiased;
@@ -288,16 +291,19 @@ fn symi_drops_by_position_beyond_the_capacity() {
 fn measured_buffers_stay_within_the_memory_model() {
     let (tokens, width, hidden, top_k) = (512, 64, 96, 2);
     let batch = Batch::random(tokens, (width, hidden), (8, top_k), 14);
-    for (ranks, retention, dtype) in [
-        (1, 1.0, Dtype::F32),
-        (1, 0.25, Dtype::F32),
-        (4, 0.5, Dtype::F32),
-        (1, 1.0, Dtype::Bf16),
-        (1, 0.25, Dtype::Bf16),
-        (4, 0.5, Dtype::Bf16),
+    for (ranks, retention, dtype, overlap) in [
+        (1, 1.0, Dtype::F32, false),
+        (1, 0.25, Dtype::F32, false),
+        (4, 0.5, Dtype::F32, false),
+        (4, 0.5, Dtype::F32, true),
+        (1, 1.0, Dtype::Bf16, false),
+        (1, 0.25, Dtype::Bf16, false),
+        (4, 0.5, Dtype::Bf16, false),
+        (4, 0.5, Dtype::Bf16, true),
     ] {
         let config = LayerConfig {
             chunk_rows: 200,
+            overlap,
             ..batch.config(ranks, lrmoe(retention))
         };
         let stepped = match dtype {
@@ -314,6 +320,7 @@ fn measured_buffers_stay_within_the_memory_model() {
             top_k,
             tokens: tokens / ranks,
             chunk_rows: 200,
+            overlap,
             stash: Stash::Recompute,
             keeps_outputs: false,
             fixed: 0,
