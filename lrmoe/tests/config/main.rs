@@ -261,6 +261,10 @@ fn contradictions_are_refused_with_their_values() {
             "rescale count is for select top: the weights of priority already make up for the pairs left out",
         ),
         (
+            "--select top --rescale mass --compensation moments",
+            "compensation moments puts means in the place of the pairs left out, for which rescale mass makes up too; leave one of them out",
+        ),
+        (
             "--scope wgrad --dx-weight w",
             "dx-weight w is for scope pair: with wgrad all pairs run backward and add to the input's gradient with weight 1",
         ),
