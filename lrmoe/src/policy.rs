@@ -198,7 +198,7 @@ impl Selecting {
     /// Checks what the parts do not check themselves.
     ///
     /// # Errors
-    /// `ConfigError::OutOfRange`, `ConfigError::Rescale`.
+    /// `ConfigError::OutOfRange`, `ConfigError::Rescale`, `ConfigError::Substitutes`.
     pub fn check(&self) -> Result<(), ConfigError> {
         within("retention", self.retention, 0.0..=1.0)?;
         within("recalibration", self.recalibration, 0.0..=1.0)?;
@@ -206,6 +206,13 @@ impl Selecting {
             Method::Priority if self.rescale != Rescale::None => Err(ConfigError::Rescale {
                 rescale: self.rescale,
             }),
+            Method::Top
+                if self.rescale != Rescale::None && self.compensation != Compensation::None =>
+            {
+                Err(ConfigError::Substitutes {
+                    rescale: self.rescale,
+                })
+            }
             _ => Ok(()),
         }
     }

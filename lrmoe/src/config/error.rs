@@ -181,6 +181,14 @@ pub enum ConfigError {
         "dx-weight w is for scope pair: with wgrad all pairs run backward and add to the input's gradient with weight 1"
     )]
     DxWeight,
+    /// Two ways at once to make up for dropped pairs.
+    #[error(
+        "compensation moments puts means in the place of the pairs left out, for which rescale {rescale} makes up too; leave one of them out"
+    )]
+    Substitutes {
+        /// The rescaling.
+        rescale: Rescale,
+    },
     /// Compensation where it is not computed.
     #[error(
         "compensation moments is computed with device cpu alone, not {device}; leave it out, or compute on the CPU"

@@ -67,7 +67,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let table = self.route_chosen(comm, &mut clock, &pairs, true)?;
         self.backward_retained(comm, clock, (&table, &selection), (x, dy, &pairs), dx)?;
         let mut clock = Clock::start();
-        self.compensate(comm, &mut clock, &table, (x, dy, &pairs))?;
+        self.compensate(comm, &mut clock, stash.quotas.as_ref(), (x, dy, &pairs))?;
         self.router_gradient(&stash, dy, dp)?;
         clock.lap(&mut self.stats.seconds, Stage::Compact);
         self.record_backward(&table);

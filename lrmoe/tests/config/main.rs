@@ -58,7 +58,7 @@ fn a_text_is_enough() {
 }
 
 /// Every option with a value that is not its default, as on the command line and in TOML.
-const OPTIONS: [(&str, &str, &str); 46] = [
+const OPTIONS: [(&str, &str, &str); 49] = [
     ("text", "b.txt", "['b.txt']"),
     ("out", "there", "'there'"),
     ("record-trace", "t", "'t'"),
@@ -259,6 +259,10 @@ fn contradictions_are_refused_with_their_values() {
         (
             "--rescale count",
             "rescale count is for select top: the weights of priority already make up for the pairs left out",
+        ),
+        (
+            "--select top --rescale mass --compensation moments",
+            "compensation moments puts means in the place of the pairs left out, for which rescale mass makes up too; leave one of them out",
         ),
         (
             "--scope wgrad --dx-weight w",
@@ -493,8 +497,8 @@ fn the_help_names_every_option_and_default() {
         "--compare",
         "--target-loss",
     ];
-    // --config, --device and --overwrite are not among them; --resume has no default either.
-    let options = OPTIONS.len() + 3;
+    // --config, --device, --overlap and --overwrite are not among them; --resume has no default either.
+    let options = OPTIONS.len() + 4;
     assert_eq!(
         help.matches("[default: ").count(),
         options - undefaulted.len()

@@ -3,7 +3,7 @@
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 use lrmoe::layer::LayerConfig;
-use lrmoe::policy::{Compensation, Policy, Selecting};
+use lrmoe::policy::{Compensation, Policy, Scope, Selecting};
 use lrmoe_kernels::Activation;
 use lrmoe_metric::{Method, Score};
 use ndarray::{Array1, Array2, Array3, Axis};
@@ -262,6 +262,25 @@ fn moments_vanish_where_every_pair_is_retained() {
             let (with, without) = (run(Compensation::Moments), run(Compensation::None));
             assert_eq!(bits(&with), bits(&without), "{method} on {ranks} ranks");
         }
+    }
+}
+
+#[test]
+fn moments_stand_for_pairs_left_out_of_weight_gradients_alone() {
+    let batch = batch(Activation::SwiGlu, 42);
+    for method in [Method::Priority, Method::Top] {
+        let form = (method, Score::DownGrad);
+        let Policy::Lrmoe(selecting) = policy(0.3, form, Compensation::Moments) else {
+            panic!("the policy selects");
+        };
+        let policy = Policy::Lrmoe(Selecting {
+            scope: Scope::Wgrad,
+            ..selecting
+        });
+        let stepped = step(&batch, &batch.config(2, policy));
+        let [_, compensated] = all_expected(&batch, &stepped, method);
+        let error = relative_error(&stepped.gradient, &compensated);
+        assert!(error < ROUNDING, "{method}: {error}");
     }
 }
 

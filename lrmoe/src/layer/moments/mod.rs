@@ -18,7 +18,7 @@ mod layout;
 use lrmoe_comm::{Collective, Reduction};
 use lrmoe_kernels::HiddenSums;
 use lrmoe_metric::{Method, Pairs};
-use lrmoe_route::RoutingTable;
+use lrmoe_plan::Quotas;
 use rayon::prelude::*;
 
 use super::element::LayerElement;
@@ -134,7 +134,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         &mut self,
         comm: &mut C,
         clock: &mut Clock,
-        table: &RoutingTable,
+        quotas: Option<&Quotas>,
         (x, dy, pairs): (&B::Buffer<T>, &B::Buffer<T>, &Pairs<'_>),
     ) -> Result<(), Error> {
         let Some(method) = form(&self.config.policy) else {
@@ -148,12 +148,10 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             parts: 2 + usize::from(shape.activation.is_gated()),
         };
         let loads = self.loads.as_ref().ok_or(Error::NoForward)?.per_expert();
-        let incomplete: Vec<(usize, [u32; 2])> = loads
-            .iter()
-            .enumerate()
-            .map(|(expert, n)| (expert, [*n, retained(table, expert)]))
-            .filter(|(_, [n, q])| q < n)
-            .collect();
+        let quotas = quotas.ok_or(Error::NoForward)?.as_slice();
+        let counts = loads.iter().zip(quotas).map(|(n, q)| [*n, *q]);
+        let incomplete: Vec<(usize, [u32; 2])> =
+            counts.enumerate().filter(|(_, [n, q])| q < n).collect();
         if incomplete.is_empty() {
             return Ok(());
         }
@@ -245,14 +243,6 @@ fn add_to<B: lrmoe_kernels::Memory>(
         add_outer(matrices, rows, &of_instance);
     }
     Ok(())
-}
-
-/// Retained pairs of an expert over all ranks.
-fn retained(table: &RoutingTable, expert: usize) -> u32 {
-    let instances = table.placement().instances_of(expert).iter();
-    instances
-        .map(|instance| table.counts().column(*instance as usize).sum())
-        .sum()
 }
 
 /// Local ids of each expert's pairs, ascending.
