@@ -12,12 +12,12 @@ use ndarray::{Array2, ArrayViewMut2};
 
 use super::dispatch::{Dispatch, rows_between_ranks, rows_leaving};
 use super::element::LayerElement;
-use super::line::Line;
+use super::line::{Line, Step};
 use super::pass::Pass;
 use super::stats::{Clock, Stage};
-use super::{Backend, MoeLayer};
+use super::{Backend, MoeLayer, unmasked};
 use crate::error::Error;
-use chunk::Inputs;
+pub(super) use chunk::Inputs;
 
 impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// [`backward`](Self::backward) in the backend's memory: `x` is that of the forward pass, `dy` and `dx` are `[tokens, width]`, `dp`
@@ -54,11 +54,20 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             stash.first_pair,
         )?;
         self.has_selection = false;
-        self.choose(comm, &mut clock, (&stash, step), &pairs, dy)?;
+        if self.config.policy.needs_full_gradients() {
+            self.gradient_norms(comm, &pairs, [x, dy], &mut stash.pairs)?;
+            clock = Clock::start();
+        }
+        self.choose(comm, &mut clock, (&stash, step), &pairs, [x, dy])?;
         let selection = std::mem::take(&mut self.selector.selection);
-        let table = self.route_retained(comm, &mut clock, &pairs, &selection.pairs)?;
+        match self.config.policy.runs_all_backward() {
+            true => unmasked(&pairs, &mut self.lists.chosen),
+            false => self.lists.chosen.clone_from(&selection.pairs),
+        }
+        let table = self.route_chosen(comm, &mut clock, &pairs, true)?;
         self.backward_retained(comm, clock, (&table, &selection), (x, dy, &pairs), dx)?;
         let mut clock = Clock::start();
+        self.compensate(comm, &mut clock, &table, (x, dy, &pairs))?;
         self.router_gradient(&stash, dy, dp)?;
         clock.lap(&mut self.stats.seconds, Stage::Compact);
         self.record_backward(&table);
@@ -90,16 +99,16 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         Ok(())
     }
 
-    /// Routing table of the retained pairs of all ranks.
-    fn route_retained<C: Collective>(
+    /// Routing table of the pairs of all ranks that `lists` has as chosen, within the ranks' memory for the backward pass if it is `bounded`.
+    pub(super) fn route_chosen<C: Collective>(
         &mut self,
         comm: &mut C,
         clock: &mut Clock,
         pairs: &Pairs<'_>,
-        retained: &[u32],
+        bounded: bool,
     ) -> Result<RoutingTable, Error> {
         let mut mine = vec![0; self.config.experts];
-        for pair in retained {
+        for pair in &self.lists.chosen {
             mine[pairs.expert_ids()[*pair as usize] as usize] += 1;
         }
         let mut all = vec![0; mine.len() * comm.ranks()];
@@ -112,11 +121,11 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             counts.view(),
             self.experts.placement(),
             &self.config.topology,
-            self.config.capacities.as_deref(),
+            self.config.capacities.as_deref().filter(|_| bounded),
         )?)
     }
 
-    /// The retained pairs through their experts: writes dx and the weight gradients, leaves dp of the rows in `buffers.all_dp`.
+    /// The chosen pairs through their experts, with the weights of the selection: writes dx and the weight gradients, leaves dp of the rows in `buffers.all_dp`.
     fn backward_retained<C: Collective>(
         &mut self,
         comm: &mut C,
@@ -126,8 +135,6 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         dx: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let width = self.config.shape.width;
-        self.lists.chosen.clear();
-        self.lists.chosen.extend_from_slice(&selection.pairs);
         let mut dispatch = Dispatch::new(
             table,
             self.rank,
@@ -154,12 +161,20 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             if inputs.at_once { 0 } else { rows * width },
         )?;
         pass.lap(Stage::Compact);
+        let scratch = &mut buffers.scratch;
+        let sums = self
+            .moments
+            .start_backward::<B, T>(scratch, &self.config.policy)?;
         let mut written = Written::new(table, self.rank);
         let mut line = Line::new(self.config.overlap && !pass.is_alone());
         while let Some(step) = line.advance(&mut dispatch)? {
             pass.lap(Stage::Route);
+            let computes = matches!(step, Step::Compute { .. });
             let experts = (&mut self.experts, &mut written);
             buffers.backward_step(&mut pass, (&dispatch, step), experts, &inputs, dx)?;
+            if computes {
+                sums.take(B::hidden_sums(&buffers.scratch));
+            }
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
         if !inputs.at_once {
@@ -230,8 +245,8 @@ fn checksum(pairs: &[u32], first_pair: u64) -> u64 {
     pairs.iter().map(hash).fold(0, u64::wrapping_add)
 }
 
-/// Weights by local pair id, 0 where a pair is not retained.
-fn per_pair(selection: &Selection, pairs: usize, weights: &mut Vec<f32>) {
+/// Weights by local pair id, 0 where a pair is not selected.
+pub(super) fn per_pair(selection: &Selection, pairs: usize, weights: &mut Vec<f32>) {
     weights.clear();
     weights.resize(pairs, 0.0);
     for (pair, weight) in selection.pairs.iter().zip(&selection.weights) {

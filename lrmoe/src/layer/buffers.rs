@@ -32,8 +32,9 @@ pub(super) struct Buffers<B: Backend<T>, T: LayerElement> {
     pub(super) all_dp: B::Buffer<f32>,
     /// Of all tokens: what y is rounded from, where it is not f32 itself and there are several chunks.
     pub(super) sums: B::Buffer<f32>,
-    /// Squared norm of dy of each token, and scores of all pairs.
+    /// Squared norms of dy and x of each token, and scores of all pairs.
     pub(super) dy_norms: B::Buffer<SquaredNorm>,
+    pub(super) x_norms: B::Buffer<SquaredNorm>,
     pub(super) scores: Option<B::Scores>,
     /// Tokens of the rows, and the pairs they are of.
     pub(super) index: RowIndex<B>,
@@ -61,6 +62,7 @@ impl<B: Backend<T>, T: LayerElement> Default for Buffers<B, T> {
             all_dp: Default::default(),
             sums: Default::default(),
             dy_norms: Default::default(),
+            x_norms: Default::default(),
             scores: None,
             index: RowIndex::default(),
             pairs: PairRows::default(),
@@ -92,6 +94,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
             &self.back_norms,
             &self.all_norms,
             &self.dy_norms,
+            &self.x_norms,
         ];
         let held = [
             rows.map(bytes::<B, T>).iter().sum(),

@@ -3,14 +3,14 @@
 mod chunk;
 
 use lrmoe_comm::Collective;
-use lrmoe_metric::{Pairs, SquaredNorm};
+use lrmoe_metric::{Pairs, Row, SquaredNorm};
 use lrmoe_plan::{Loads, QuotaRequest, Quotas, quotas};
 use lrmoe_route::{RoutingTable, route};
 use ndarray::{Array2, ArrayView2, s};
 
 use super::dispatch::{Dispatch, rows_between_ranks, rows_leaving};
 use super::element::LayerElement;
-use super::line::Line;
+use super::line::{Line, Step};
 use super::pass::Pass;
 use super::stash::{Stash, keep};
 use super::stats::{Clock, LayerStats, Stage};
@@ -99,12 +99,18 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let policy = step.map(|_| &self.config.policy);
         let sizes = (pairs.len(), dispatch.rows(), self.config.shape.width);
         kept.start(&self.backend, &mut self.buffers, policy, sizes)?;
+        let scratch = &mut self.buffers.scratch;
+        let sums = self.moments.start_forward::<B, T>(scratch, policy)?;
         pass.lap(Stage::Compact);
         let mut line = Line::new(self.config.overlap && !pass.is_alone());
         while let Some(step) = line.advance(&mut dispatch)? {
             pass.lap(Stage::Route);
+            let computes = matches!(step, Step::Compute { .. });
             let buffers = &mut self.buffers;
             buffers.forward_step(&mut pass, (&dispatch, step), &inputs, kept, y)?;
+            if computes {
+                sums.take(B::hidden_sums(&buffers.scratch));
+            }
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
         if !inputs.at_once {
@@ -115,7 +121,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         if step.is_some() {
             self.stats.loads = routed.per_expert().to_vec();
             self.stats.dropped = routed.total() - loads.total();
-            self.record_forward(&table, stash.pairs.keeps_norms());
+            self.record_forward(&table, stash.pairs.norms_of() == Some(Row::Hidden));
             stash.step = step;
             stash.first_pair = first_pair;
             self.stash = stash;
@@ -187,7 +193,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         ))
     }
 
-    /// Bytes of rows that leave the rank: x out and y back, with |h|^2 beside each row that comes back.
+    /// Bytes of rows that leave the rank: x out and y back, with |h|^2 beside each row that comes back if `norms`.
     fn record_forward(&mut self, table: &RoutingTable, norms: bool) {
         let rows = rows_between_ranks(table);
         let (out, back) = rows_leaving(&rows, self.rank);
@@ -210,13 +216,22 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             return Ok(Quotas::all(loads));
         };
         let unbounded = vec![u64::MAX; self.config.topology.ranks()];
+        // Where all pairs run backward, it does not matter to memory which of them are selected.
+        let bounded = !self.config.policy.runs_all_backward();
+        let capacities = self.config.capacities.as_deref().filter(|_| bounded);
+        let mut profile = (!self.profile.is_empty()).then_some(&self.profile);
+        let recalibrated;
+        if let (Some(seen), true) = (profile, selecting.recalibration > 0.0) {
+            recalibrated = seen.recalibrated(loads.per_expert(), selecting.recalibration)?;
+            profile = Some(&recalibrated);
+        }
         Ok(quotas(&QuotaRequest {
             loads,
             placement: self.experts.placement(),
-            capacities: self.config.capacities.as_deref().unwrap_or(&unbounded),
+            capacities: capacities.unwrap_or(&unbounded),
             retention: selecting.retention,
             policy: selecting.quotas,
-            profile: (!self.profile.is_empty()).then_some(&self.profile),
+            profile,
             floor: selecting.floor,
         })?)
     }

@@ -7,7 +7,10 @@ mod dispatch;
 mod element;
 mod experts;
 mod forward;
+mod full_grad;
 mod line;
+mod moments;
+mod oracle;
 mod parameters;
 mod pass;
 mod router;
@@ -32,6 +35,8 @@ use dispatch::Lists;
 pub(crate) use dispatch::rows_between_ranks;
 pub use element::LayerElement;
 use experts::Experts;
+use moments::Moments;
+pub use oracle::LayerGradients;
 pub use parameters::ExpertParameters;
 use stash::Stash;
 pub use state::LayerState;
@@ -111,6 +116,7 @@ pub struct MoeLayer<B: Backend<T> = Cpu, T: LayerElement = f32> {
     scores: Option<Scores>,
     loads: Option<Loads>,
     buffers: Buffers<B, T>,
+    moments: Moments,
     lists: Lists,
     rows: Rows<B, T>,
     stats: LayerStats,
@@ -160,6 +166,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         if config.chunk_rows == 0 {
             return Err(Error::NoChunk);
         }
+        config.policy.check()?;
         let placement = first_placement(&config)?;
         Ok(Self {
             rank,
@@ -174,6 +181,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             scores: None,
             loads: None,
             buffers: Buffers::default(),
+            moments: Moments::default(),
             lists: Lists::default(),
             rows: Rows::default(),
             stats: LayerStats::default(),
@@ -190,8 +198,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// where they are until the next update.
     ///
     /// # Errors
-    /// A SYMI policy whose capacities cannot be had.
+    /// Settings that contradict each other; a SYMI policy whose capacities cannot be had.
     pub fn set_policy(&mut self, policy: Policy) -> Result<(), Error> {
+        policy.check()?;
         self.config.policy = policy;
         self.symi = symi_capacity(&self.config)?;
         self.stash.step = None;

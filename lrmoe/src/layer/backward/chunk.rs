@@ -18,15 +18,15 @@ use crate::layer::traffic::Way;
 use crate::policy::DxWeight;
 
 /// What the backward pass goes by.
-pub(super) struct Inputs<'a, B: Backend<T>, T: LayerElement> {
+pub(in crate::layer) struct Inputs<'a, B: Backend<T>, T: LayerElement> {
     /// `[tokens, width]`, as dy.
-    pub(super) x: &'a B::Buffer<T>,
-    pub(super) dy: &'a B::Buffer<T>,
-    pub(super) pairs: &'a Pairs<'a>,
-    pub(super) width: usize,
-    pub(super) dx_weight: DxWeight,
+    pub(in crate::layer) x: &'a B::Buffer<T>,
+    pub(in crate::layer) dy: &'a B::Buffer<T>,
+    pub(in crate::layer) pairs: &'a Pairs<'a>,
+    pub(in crate::layer) width: usize,
+    pub(in crate::layer) dx_weight: DxWeight,
     /// Whether all rows go in one chunk.
-    pub(super) at_once: bool,
+    pub(in crate::layer) at_once: bool,
 }
 
 impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
@@ -51,7 +51,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
     }
 
     /// Rows of x and dy come to the experts, with their weights.
-    fn bring_backward<C: Collective>(
+    pub(in crate::layer) fn bring_backward<C: Collective>(
         &mut self,
         pass: &mut Pass<'_, B, C>,
         (dispatch, chunk): (&Dispatch<'_>, &Chunk),
@@ -157,11 +157,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
             std::mem::take(&mut self.legs),
             std::mem::take(&mut self.out),
         );
-        if !pass.is_alone() {
-            self.pack_dp(pass.backend, chunk)?;
-            self.host.dp.journey(chunk, Way::Back, 1).run(pass.comm)?;
-            pass.lap(Stage::Exchange);
-        }
+        self.give_dp(pass, chunk)?;
         let back = legs[0].give_back(pass, chunk, (&out, inputs.width))?;
         self.take_dx(pass, (dispatch, chunk), back, inputs, dx)?;
         (self.legs, self.out) = (legs, out);
@@ -217,10 +213,39 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         Ok(())
     }
 
+    /// dp of grouped rows goes back to the ranks that the pairs came from.
+    pub(in crate::layer) fn give_dp<C: Collective>(
+        &mut self,
+        pass: &mut Pass<'_, B, C>,
+        chunk: &Chunk,
+    ) -> Result<(), Error> {
+        if !pass.is_alone() {
+            self.pack_dp(pass.backend, chunk)?;
+            self.host.dp.journey(chunk, Way::Back, 1).run(pass.comm)?;
+            pass.lap(Stage::Exchange);
+        }
+        Ok(())
+    }
+
     /// dp of grouped rows, to go back to the ranks that the pairs came from.
     fn pack_dp(&mut self, backend: &B, chunk: &Chunk) -> Result<(), Error> {
         let [copy, _] = &mut self.host.scalars;
         ungroup(backend, chunk, &self.dp, [copy, &mut self.host.dp.outgoing])
+    }
+
+    /// Puts dp that has come back of a chunk where that of all chunks is.
+    pub(in crate::layer) fn take_dp<C: Collective>(
+        &mut self,
+        pass: &Pass<'_, B, C>,
+        chunk: &Chunk,
+    ) -> Result<(), Error> {
+        let mut dp = &self.dp;
+        if !pass.is_alone() {
+            pass.backend
+                .write(&self.host.dp.incoming, &mut self.back_dp)?;
+            dp = &self.back_dp;
+        }
+        Ok(pass.backend.copy(dp, &mut self.all_dp, chunk.rows.start)?)
     }
 
     /// Puts what has come back of a chunk, in the order of its pairs, where that of all chunks is.
@@ -233,12 +258,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         dx: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let (backend, at) = (pass.backend, chunk.rows.start);
-        let mut dp = &self.dp;
-        if !pass.is_alone() {
-            backend.write(&self.host.dp.incoming, &mut self.back_dp)?;
-            dp = &self.back_dp;
-        }
-        backend.copy(dp, &mut self.all_dp, at)?;
+        self.take_dp(pass, chunk)?;
         let rows = (back, inputs.width);
         if inputs.at_once {
             self.combine_dx(backend, rows, dispatch.pairs(chunk), inputs, dx)?;

@@ -1,7 +1,7 @@
 //! One chunk at a time, or three at different stages, in the forward pass.
 
 use lrmoe_comm::Collective;
-use lrmoe_metric::{Pairs, SquaredNorm};
+use lrmoe_metric::{Pairs, Row, SquaredNorm};
 
 use crate::error::Error;
 use crate::layer::Backend;
@@ -78,7 +78,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
             back.pack_back(pass, last, (&self.out, width))?;
             rows.push(back.journey(backend, last, Way::Back, width)?);
         }
-        let norms = last.filter(|_| kept.keeps_norms());
+        let norms = last.filter(|_| kept.norms_of() == Some(Row::Hidden));
         if let Some(last) = norms {
             self.pack_norms(backend, last)?;
         }
@@ -94,7 +94,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
             norms.map_or(Ok(()), |norms| norms.run(comm))
         });
         let compute = || {
-            let norms = kept.keeps_norms().then_some(&mut self.norms);
+            let norms = (kept.norms_of() == Some(Row::Hidden)).then_some(&mut self.norms);
             Ok(backend.forward(
                 experts.shape(),
                 experts.weights(),
@@ -133,7 +133,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
             std::mem::take(&mut self.out),
         );
         let back = legs[0].give_back(pass, chunk, (&out, width))?;
-        if kept.keeps_norms() && !pass.is_alone() {
+        if kept.norms_of() == Some(Row::Hidden) && !pass.is_alone() {
             self.pack_norms(pass.backend, chunk)?;
             let norms = self.host.norm_words.journey(chunk, Way::Back, 2);
             norms.run(pass.comm)?;
@@ -173,8 +173,16 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         if kept.keeps_outputs() {
             kept.take_outputs(pairs, on_host(backend, back, &mut self.host.rows)?);
         }
-        if kept.keeps_norms() {
-            self.take_norms(pass, chunk)?;
+        pass.lap(Stage::Compact);
+        match kept.norms_of() {
+            Some(Row::Hidden) => self.take_norms(pass, chunk)?,
+            // The rows are here already, so that their norms need no exchange.
+            Some(Row::Output) => {
+                backend.squared_norms(back, [pairs.len(), width], &mut self.back_norms)?;
+                backend.copy(&self.back_norms, &mut self.all_norms, chunk.rows.start)?;
+                pass.lap(Stage::Score);
+            }
+            _ => {}
         }
         pass.lap(Stage::Compact);
         Ok(())
