@@ -48,7 +48,9 @@ fn repeat(end: &str, job: impl Fn(&Folder, &str) -> Command + Sync) -> Result<()
         let options = format!("{RUN} --overlap {overlap} --out {out}");
         let mut job = job(&folder, &options);
         job.env(FAULT, format!("{end} {victim} {calls}"));
-        let output = end_of(job.spawn()?)?;
+        let job = job.spawn()?;
+        folder.wait_for_steps(&out, 3);
+        let output = end_of(job)?;
         assert_told(&text(&output.stderr), victim);
         assert_resumes(&folder, RUN, &out);
         Ok(())
