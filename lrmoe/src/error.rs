@@ -48,6 +48,12 @@ pub enum Error {
     /// From a replay.
     #[error(transparent)]
     Replay(Box<ReplayError>),
+    /// From a sweep.
+    #[error(transparent)]
+    Sweep(#[from] crate::sweep::SweepError),
+    /// From the page of a report.
+    #[error(transparent)]
+    Plot(#[from] PlotError),
     /// From a benchmark.
     #[error(transparent)]
     Bench(#[from] crate::bench::BenchError),
@@ -222,6 +228,16 @@ pub enum Error {
         /// What it said.
         message: String,
     },
+}
+
+/// A plot that could not be drawn.
+#[derive(Debug, thiserror::Error)]
+#[error("plot of {plot}: {source}")]
+pub struct PlotError {
+    /// What it shows.
+    pub(crate) plot: &'static str,
+    /// Why.
+    pub(crate) source: Box<dyn std::error::Error + Send + Sync>,
 }
 
 impl Error {

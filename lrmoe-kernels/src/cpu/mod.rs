@@ -7,6 +7,7 @@ mod copy;
 mod element;
 mod experts;
 mod forward;
+mod gradient_norms;
 mod isa;
 mod kernel;
 mod memory;
@@ -14,6 +15,7 @@ mod metric;
 mod pack;
 mod product;
 mod stream;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -29,6 +31,7 @@ use crate::{
 };
 pub use element::FfnElement;
 pub use memory::HostBuffer;
+pub use sums::HiddenSums;
 pub use workspace::Workspace;
 
 /// Runs on the threads of the rayon pool it is called in.
