@@ -5,7 +5,7 @@ use crate::{Error, Memory};
 
 /// Buffers that calls reuse: scratch for each thread, and what the backward pass keeps of every row.
 ///
-/// They grow to what the largest call so far needed and stay until dropped. Content never matters to a later call.
+/// They grow to what the largest call so far needed, or a little more, and stay until dropped. Content never matters to a later call.
 #[derive(Default)]
 pub struct Workspace {
     /// One for each thread.
@@ -95,7 +95,9 @@ pub(super) struct Buffer(HostBuffer<u32>);
 impl Buffer {
     fn grow(&mut self, words: usize) -> Result<(), Error> {
         if self.0.len() < words {
-            Cpu.resize(&mut self.0, words.next_multiple_of(VECTOR))?;
+            // Needs that vary from call to call soon stop growing it.
+            let spare = if self.0.is_empty() { 0 } else { words / 4 };
+            Cpu.resize(&mut self.0, (words + spare).next_multiple_of(VECTOR))?;
         }
         Ok(())
     }
