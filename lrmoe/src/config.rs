@@ -9,6 +9,7 @@ mod device;
 mod dtype;
 mod error;
 mod options;
+mod schedule;
 
 use std::path::{Path, PathBuf};
 
@@ -25,6 +26,7 @@ pub use device::{Cards, Device};
 pub use dtype::Dtype;
 pub use error::ConfigError;
 pub use options::TrainOptions;
+pub use schedule::RetentionSchedule;
 
 use error::{above, within};
 
@@ -43,6 +45,10 @@ pub struct TrainConfig {
     pub activation: Activation,
     /// How the MoE layers treat their pairs.
     pub policy: Policy,
+    /// Retention of each layer, where they differ; the policy has their mean.
+    pub layer_retention: Option<Vec<f64>>,
+    /// How the retention changes over the run.
+    pub retention_schedule: RetentionSchedule,
     /// Policies to run one after another and compare; empty for a single run of `policy`.
     pub compare: Vec<Contender>,
     /// Where the MoE layers compute.
@@ -147,6 +153,8 @@ impl TrainOptions {
             text,
             activation: self.activation.unwrap_or(Activation::SwiGlu),
             policy: self.policy(self.policy.unwrap_or(PolicyName::Lrmoe), None)?,
+            layer_retention: self.layer_retention(model.layers)?,
+            retention_schedule: self.retention_schedule(steps)?,
             compare: self.contenders()?,
             device: self.device.unwrap_or_default().built()?,
             record_trace: self.record_trace()?,
@@ -241,9 +249,16 @@ impl TrainOptions {
     /// A policy with the options that shape it; `retention` stands before the option.
     fn policy(&self, name: PolicyName, retention: Option<f64>) -> Result<Policy, ConfigError> {
         let standard = Selecting::default();
-        let retention = retention.or(self.retention).unwrap_or(standard.retention);
+        let given: Vec<f64> = match (retention, &self.retention) {
+            (Some(one), _) => vec![one],
+            (None, Some(layers)) if !layers.is_empty() => layers.clone(),
+            (None, _) => vec![standard.retention],
+        };
         // Checked for every policy: a wrong value is wrong even where it has no effect.
-        let retention = within("retention", retention, 0.0..=1.0)?;
+        for &share in &given {
+            within("retention", share, 0.0..=1.0)?;
+        }
+        let retention = given.iter().sum::<f64>() / given.len() as f64;
         let capacity_factor = above("capacity-factor", self.capacity_factor.unwrap_or(1.0), 0.0)?;
         Ok(match name {
             PolicyName::Dropless => Policy::Dropless,
@@ -260,6 +275,34 @@ impl TrainOptions {
         })
     }
 
+    /// Retention of each layer, if more than one is given.
+    fn layer_retention(&self, layers: usize) -> Result<Option<Vec<f64>>, ConfigError> {
+        match self.retention.as_deref() {
+            Some(given) if given.len() > 1 && given.len() != layers => Err(ConfigError::Layers {
+                given: given.len(),
+                layers,
+            }),
+            Some(given) if given.len() > 1 => Ok(Some(given.to_vec())),
+            _ => Ok(None),
+        }
+    }
+
+    fn retention_schedule(&self, steps: u32) -> Result<RetentionSchedule, ConfigError> {
+        let schedule = self.retention_schedule.unwrap_or_default();
+        let mut compared = self.compare.iter().flatten();
+        match schedule {
+            RetentionSchedule::Linear { .. }
+                if self.retention.is_some() || compared.any(|run| run.retention.is_some()) =>
+            {
+                Err(ConfigError::TwoRetentions { schedule })
+            }
+            RetentionSchedule::Warmup { steps: all } => {
+                within("warm-up of retention-schedule", all, 1..=steps).map(|_| schedule)
+            }
+            _ => Ok(schedule),
+        }
+    }
+
     fn contenders(&self) -> Result<Vec<Contender>, ConfigError> {
         let mut contenders: Vec<Contender> = Vec::new();
         for given in self.compare.iter().flatten() {
@@ -268,7 +311,11 @@ impl TrainOptions {
                 return Err(ConfigError::Repeated { name });
             }
             let policy = self.policy(given.policy, given.retention)?;
-            contenders.push(Contender { name, policy });
+            contenders.push(Contender {
+                name,
+                policy,
+                layers_differ: given.retention.is_none(),
+            });
         }
         Ok(contenders)
     }

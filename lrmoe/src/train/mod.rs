@@ -7,6 +7,7 @@ mod log;
 mod process;
 mod rank;
 mod record;
+mod retention;
 mod run;
 mod setup;
 mod threads;

@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use candle_core::{Device, Tensor};
 use lrmoe_comm::{Collective, Counted, Hierarchical, Reduction};
-use ndarray::{Array2, ArrayView2};
+use ndarray::{Array2, ArrayView2, s};
 
 use super::checkpoint::Checkpoint;
 use super::record::{StepRecord, gather_record};
+use super::retention::{Noise, RetentionControl};
 use super::trace::{RankPairs, StepTrace};
 use super::traffic::gather_traffic;
 use crate::adamw::{AdamW, Moments, sum_of_squares};
@@ -33,6 +34,35 @@ struct Attached<B: Backend, C> {
     /// Whether the step's pairs are recorded, and those of the last forward pass.
     records_pairs: bool,
     pairs: Option<(Array2<i32>, Array2<f32>)>,
+    /// Whether the step's noise is measured, what was found, and the seconds it took.
+    measures_noise: bool,
+    noise: (Noise, f64),
+}
+
+impl<B: Backend, C: Collective> Attached<B, C> {
+    /// What selection and minibatch add to the variance of the weight gradient: squared errors of another draw of the selection, and of half of the
+    /// batch, against the exact gradient. Of this rank's share of the parameters.
+    fn measure_noise(&mut self, dy: ArrayView2<'_, f32>) -> Result<(), Error> {
+        let started = Instant::now();
+        let comm = &mut *lock(&self.comm);
+        let exact = self.layer.full_gradient(comm, dy)?.shard;
+        let drawn = self.layer.redrawn_gradient(comm, dy, 1)?.shard;
+        let mut first_half = dy.to_owned();
+        let tokens = dy.nrows();
+        first_half.slice_mut(s![tokens / 2.., ..]).fill(0.0);
+        let half = self.layer.full_gradient(comm, first_half.view())?.shard;
+        let squares = |of: &dyn Fn(usize) -> f32| -> f32 {
+            let squares = (0..exact.len()).map(|index| f64::from(of(index)).powi(2));
+            squares.sum::<f64>() as f32
+        };
+        let noise = Noise {
+            selection: squares(&|index| drawn[index] - exact[index]),
+            // The halves are as far from each other as batches from their mean.
+            batch: squares(&|index| 2.0 * half[index] - exact[index]),
+        };
+        self.noise = (noise, started.elapsed().as_secs_f64());
+        Ok(())
+    }
 }
 
 impl<B: Backend, C: Collective> SparseLayer for Attached<B, C> {
@@ -57,6 +87,9 @@ impl<B: Backend, C: Collective> SparseLayer for Attached<B, C> {
         &mut self,
         dy: ArrayView2<'_, f32>,
     ) -> Result<(Array2<f32>, Array2<f32>), LayerError> {
+        if self.measures_noise {
+            self.measure_noise(dy)?;
+        }
         Ok(self.layer.backward(&mut *lock(&self.comm), dy)?)
     }
 
@@ -74,6 +107,7 @@ pub(super) struct RankTrainer<'a, B: Backend, C> {
     model: LanguageModel,
     dense: DenseParameters,
     layers: Vec<Arc<Mutex<Attached<B, C>>>>,
+    retention: RetentionControl,
     parameters: Vec<f32>,
     moments: Moments,
     adamw: AdamW,
@@ -117,6 +151,8 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
                 step: 0,
                 records_pairs: false,
                 pairs: None,
+                measures_noise: false,
+                noise: (Noise::default(), 0.0),
             })));
         }
         let dense = DenseParameters::new(&config.model, config.seed)?;
@@ -131,6 +167,10 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
             .collect();
         Ok(Self {
             model: LanguageModel::new(&config.model, &dense, sparse)?,
+            retention: RetentionControl::new(
+                config,
+                checkpoint.map_or(&[][..], |checkpoint| checkpoint.retention_noise.as_slice()),
+            ),
             parameters: dense.flatten()?,
             adamw: AdamW {
                 weight_decay: config.weight_decay,
@@ -170,8 +210,13 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
         );
         let every = self.config.record_pairs_every;
         let records_pairs = every > 0 && step.is_multiple_of(every);
-        for layer in &self.layers {
+        let retention = self.retention.of_step(step);
+        for (index, layer) in self.layers.iter().enumerate() {
             let mut layer = lock(layer);
+            if let Some(retention) = &retention {
+                layer.layer.set_retention(retention[index]);
+            }
+            layer.measures_noise = self.retention.measures(step);
             layer.step = step;
             layer.records_pairs = records_pairs;
             layer.layer.keep_scores(records_pairs);
@@ -194,6 +239,7 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
         let mut record = gather_record(&mut *comm, self.config, &layers)?;
         record.sent = gather_traffic(&mut *comm, &traffic)?;
         drop(comm);
+        self.settle_retention(retention.as_deref(), step, &mut record)?;
         record.step = self.step;
         record.loss = loss;
         record.learning_rate = learning_rate;
@@ -201,6 +247,43 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
         record.seconds = started.elapsed().as_secs_f64();
         record.tokens_per_second = tokens as f64 / record.seconds;
         Ok((record, self.trace(records_pairs)?))
+    }
+
+    /// Records the retention of the step, and takes in the noise that was measured. Measuring counts as time in the layers.
+    fn settle_retention(
+        &mut self,
+        retention: Option<&[f64]>,
+        step: u32,
+        record: &mut StepRecord,
+    ) -> Result<(), Error> {
+        let Some(retention) = retention else {
+            return Ok(());
+        };
+        for (layer, &retention) in record.layers.iter_mut().zip(retention) {
+            layer.retention = Some(retention);
+        }
+        if !self.retention.measures(step) {
+            return Ok(());
+        }
+        let found = self.layers.iter().map(|layer| lock(layer).noise);
+        let (noise, seconds): (Vec<Noise>, Vec<f64>) = found.unzip();
+        let mut sums: Vec<f32> = noise.iter().flat_map(|n| [n.selection, n.batch]).collect();
+        let mut slowest = [seconds.iter().sum::<f64>() as f32];
+        let comm = &mut *lock(&self.comm);
+        comm.all_reduce(&mut sums, Reduction::Sum)?;
+        comm.all_reduce(&mut slowest, Reduction::Max)?;
+        record.moe_seconds += f64::from(slowest[0]);
+        let noise = sums.chunks(2).map(|sums| Noise {
+            selection: sums[0],
+            batch: sums[1],
+        });
+        let noise: Vec<Noise> = noise.collect();
+        for (layer, noise) in record.layers.iter_mut().zip(&noise) {
+            let variance = f64::from(noise.selection) / f64::from(noise.batch);
+            layer.selection_variance = variance.is_finite().then_some(variance);
+        }
+        self.retention.observe(retention, &noise);
+        Ok(())
     }
 
     /// How the step routed its pairs, on rank 0.
@@ -298,6 +381,7 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
             dense: self.parameters.clone(),
             moments: self.moments.clone(),
             layers,
+            retention_noise: self.retention.state().to_vec(),
         }))
     }
 

@@ -5,6 +5,7 @@ mod doctor;
 mod nodes;
 mod record;
 mod refusals;
+mod retention;
 mod trace;
 
 use std::path::{Path, PathBuf};
