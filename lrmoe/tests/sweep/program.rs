@@ -68,7 +68,7 @@ fn runs_are_listed_run_and_reported() {
     let json = std::fs::read(folder.out().join("report.json")).expect("a report");
     let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
     assert_eq!(json["groups"][2]["name"], "lrmoe@0.5");
-    assert_eq!(json["groups"][0]["gap_kept"]["mean"], 1.0);
+    assert_eq!(json["groups"][0]["control"], "ceiling");
     assert!(folder.out().join("report.html").exists());
 
     let listed = folder.sweep(&["--dry-run"]);

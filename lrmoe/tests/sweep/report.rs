@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lrmoe::sweep::{Report, Spread, State, Sweep, page};
+use lrmoe::sweep::{GroupReport, Report, Spread, State, Sweep, page};
 use lrmoe::train::{LayerRecord, Observer, StepRecord};
 
 use super::{Folder, Nobody, log, run};
@@ -58,18 +58,33 @@ fn written(folder: &Folder, head: &str) -> Sweep {
     let out = folder.out();
     run(&mut Sweep::open(grid(), &out, false).expect("a sweep")).expect("all runs");
     for (group, losses, seconds, bytes) in [
-        ("dropless", [[3.0, 2.5, 2.0], [3.0, 2.6, 2.2]], 6.0, 300),
-        ("lrmoe@0.0", [[3.0, 2.8, 2.5], [3.0, 2.8, 2.6]], 2.0, 0),
-        ("symi@1", [[3.0, 2.6, 2.3], [3.0, 2.7, 2.4]], 4.0, 200),
-        ("symi@2", [[3.0, 2.5, 2.1], [3.0, 2.6, 2.3]], 5.0, 250),
-        ("lrmoe@0.25", [[3.0, 2.6, 2.1], [3.0, 2.7, 2.3]], 3.0, 75),
+        ("dropless", [[3.0, 2.5, 2.0], [3.0, 2.5, 2.0]], 6.0, 300),
+        (
+            "lrmoe@0.0",
+            [[3.0, 2.75, 2.5625], [3.0, 2.875, 2.625]],
+            2.0,
+            0,
+        ),
+        (
+            "symi+capacity-factor=1.0",
+            [[3.0, 2.625, 2.375], [3.0, 2.75, 2.5]],
+            4.0,
+            200,
+        ),
+        (
+            "symi+capacity-factor=2.0",
+            [[3.0, 2.5, 2.125], [3.0, 2.625, 2.375]],
+            5.0,
+            250,
+        ),
+        (
+            "lrmoe@0.25",
+            [[3.0, 2.625, 2.125], [3.0, 2.75, 2.4375]],
+            3.0,
+            75,
+        ),
     ] {
-        let group = match group {
-            "symi@1" => "symi+capacity-factor=1.0",
-            "symi@2" => "symi+capacity-factor=2.0",
-            other => other,
-        };
-        for (seed, losses) in [1, 2].into_iter().zip(losses) {
+        for (&seed, losses) in grid().seeds.iter().zip(losses.into_iter().cycle()) {
             write(
                 &out,
                 &format!("{group}/seed-{seed}"),
@@ -84,10 +99,10 @@ fn written(folder: &Folder, head: &str) -> Sweep {
 
 fn close(found: Option<Spread>, mean: f64, error: f64) {
     let found = found.expect("a figure");
-    assert!((found.mean - mean).abs() < 1e-6, "{found:?} is not {mean}");
+    assert!((found.mean - mean).abs() < 1e-9, "{found:?} is not {mean}");
     let standard_error = found.standard_error.expect("of two runs");
     assert!(
-        (standard_error - error).abs() < 1e-6,
+        (standard_error - error).abs() < 1e-9,
         "{found:?} is not +- {error}"
     );
 }
@@ -95,19 +110,23 @@ fn close(found: Option<Spread>, mean: f64, error: f64) {
 #[test]
 fn figures_are_those_of_a_hand_calculation() {
     let folder = Folder::new();
-    let report = Report::of(&written(&folder, "seeds = [1, 2]\ntargets = [2.4]"));
+    let report = Report::of(&written(&folder, "seeds = [1, 2]\ntargets = [2.5]"));
     let gap = report.gap.as_ref().expect("a gap");
-    // Floor less ceiling: 0.5 and 0.4.
-    close(Some(gap.nats), 0.45, 0.05);
-    assert!((gap.share_of_loss - 0.45 / 2.1).abs() < 1e-6);
+    // Floor less ceiling: 0.5625 and 0.625.
+    close(Some(gap.nats), 0.59375, 0.03125);
+    assert!((gap.share_of_loss - 0.59375 / 2.0).abs() < 1e-9);
     assert_eq!(report.sections.len(), 2);
     assert_eq!(report.sections[1].groups, [0, 1, 2, 3, 4]);
 
     let lrmoe = &report.groups[4];
     assert_eq!((lrmoe.name.as_str(), lrmoe.steps), ("lrmoe@0.25", 6));
-    close(Some(lrmoe.end.loss), 2.2, 0.1);
-    // (2.5 - 2.1) / 0.5 and (2.6 - 2.3) / 0.4.
-    close(lrmoe.gap_kept, 0.775, 0.025);
+    close(Some(lrmoe.end.loss), 2.28125, 0.15625);
+    // (2.5625 - 2.125) / 0.5625 and (2.625 - 2.4375) / 0.625.
+    close(
+        lrmoe.gap_kept,
+        (7.0 / 9.0 + 0.3) / 2.0,
+        (7.0 / 9.0 - 0.3) / 2.0,
+    );
     close(lrmoe.end.moe_seconds, 18.0, 0.0);
     close(Some(lrmoe.end.modelled_moe_seconds), 0.18, 0.0);
     close(Some(lrmoe.end.backward_bytes), 450.0, 0.0);
@@ -116,52 +135,32 @@ fn figures_are_those_of_a_hand_calculation() {
     assert_eq!((lrmoe.retention, lrmoe.dropped), (0.25, 0.1));
     let steps: Vec<f64> = lrmoe.curve.iter().map(|at| at.step).collect();
     assert_eq!(steps, [2.0, 4.0, 6.0]);
-    assert!(
-        (lrmoe.curve[1].loss_min - 2.6).abs() < 1e-6
-            && (lrmoe.curve[1].loss_max - 2.7).abs() < 1e-6
-    );
+    let band = (lrmoe.curve[1].loss_min, lrmoe.curve[1].loss_max);
+    assert_eq!(band, (2.625, 2.75));
 
-    // 2.4 lies 2/5 of the way from 2.6 (step 4) to 2.1 (step 6), and 3/4 from 2.7 to 2.3.
+    // 2.5 lies 1/4 of the way from 2.625 (step 4) to 2.125 (step 6), and 4/5 from 2.75 to 2.4375: 4.5 and 5.6 steps.
     let target = &lrmoe.targets[0];
-    assert_eq!((target.target, target.reached, target.runs), (2.4, 2, 2));
+    assert_eq!((target.target, target.reached, target.runs), (2.5, 2, 2));
     let reached = target.figures.as_ref().expect("reached");
-    close(Some(reached.steps), (4.8 + 5.5) / 2.0, 0.35);
-    close(reached.moe_seconds, 3.0 * (4.8 + 5.5) / 2.0, 1.05);
-    close(
-        Some(reached.backward_bytes),
-        75.0 * (4.8 + 5.5) / 2.0,
-        26.25,
-    );
-    // SYMI at 1.0 takes 4 s for each of 5.3333 and 6 steps, at 2.0 5 s for 4.5 and 5.3333: the former is quicker, 45.3 against 49.2 s.
-    let saved = [1.0 - 3.0 * 4.8 / (4.0 * 16.0 / 3.0), 1.0 - 3.0 * 5.5 / 24.0];
-    close(
-        reached.moe_seconds_saved,
-        (saved[0] + saved[1]) / 2.0,
-        (saved[0] - saved[1]).abs() / 2.0,
-    );
+    close(Some(reached.steps), 5.05, 0.55);
+    close(reached.moe_seconds, 15.15, 1.65);
+    close(Some(reached.backward_bytes), 378.75, 41.25);
+    // The SYMI policy takes 4 s for each of 5 and 6 steps at 1.0, and 5 s for each of 4 and 5 at 2.0: 44 s against 45.
+    close(reached.moe_seconds_saved, 0.3125, 0.0125);
 
     // The floor never comes there.
-    assert_eq!(
-        (
-            report.groups[1].targets[0].reached,
-            report.groups[1].targets[0].figures
-        ),
-        (0, None)
-    );
+    let floor = &report.groups[1].targets[0];
+    assert_eq!((floor.reached, floor.figures), (0, None));
 }
 
 #[test]
 fn targets_are_losses_of_the_ceiling() {
     let folder = Folder::new();
     let report = Report::of(&written(&folder, "seeds = [1, 2]\ntimed = false"));
-    // Its mean goes through 3.0, 2.55 and 2.1 after 2, 4 and 6 steps; at 3, 4 and 5 steps it is at these.
-    assert_eq!(report.header.targets, [2.775, 2.55, 2.325]);
-    assert!(
-        report
-            .groups
-            .iter()
-            .all(|group| group.end.moe_seconds.is_none())
-    );
+    // It goes through 3.0, 2.5 and 2.0 after 2, 4 and 6 steps; these it has after 3, 4 and 5.
+    assert_eq!(report.header.targets, [2.75, 2.5, 2.25]);
+    let untimed = |group: &GroupReport| group.end.moe_seconds.is_none();
+    assert!(report.groups.iter().all(untimed));
     let text = report.to_string();
     assert!(
         text.contains("### Policies") && !text.contains("MoE s, measured"),
@@ -176,12 +175,11 @@ fn targets_are_losses_of_the_ceiling() {
 #[test]
 fn missing_runs_are_said() {
     let folder = Folder::new();
-    let sweep = written(&folder, "seeds = [1, 2, 3]");
-    drop(sweep);
+    let head = "seeds = [1, 2, 3]";
+    written(&folder, head);
     fs::remove_file(log(&folder.out(), "dropless/seed-2")).expect("a log");
-    let grid = folder.grid("seeds = [1, 2, 3]", TABLES).expect("a grid");
-    let sweep = Sweep::open(grid, &folder.out(), false).expect("a sweep");
-    let report = Report::of(&sweep);
+    let grid = folder.grid(head, TABLES).expect("a grid");
+    let report = Report::of(&Sweep::open(grid, &folder.out(), false).expect("a sweep"));
     assert_eq!(report.header.missing, ["dropless/seed-2"]);
     assert_eq!(report.gap.expect("a gap").nats.runs, 2);
     assert_eq!(report.groups[4].end.loss.runs, 3);
@@ -217,7 +215,7 @@ fn losses(out: &Path, run: &str) -> Vec<(u32, Option<u32>)> {
 #[test]
 fn an_interrupted_sweep_goes_on() {
     let folder = Folder::new();
-    let tables = "[[grid]]\nretention = [0.5, 0.25]";
+    let tables = "[[grid]]\nretention = [0.5, 0.25]\nsteps = 200";
     let grid = || folder.grid("seeds = [1]", tables).expect("a grid");
     let (whole, out) = (folder.path("whole"), folder.out());
     run(&mut Sweep::open(grid(), &whole, false).expect("a sweep")).expect("all runs");
