@@ -54,6 +54,11 @@ pub enum Error {
         /// Its strides in elements.
         strides: Vec<isize>,
     },
+    /// Sums of hidden values, wanted of a backend that does not have them.
+    #[error(
+        "sums of hidden values, which compensation by moments needs, are computed by the cpu backend alone"
+    )]
+    NoHiddenSums,
     /// Row offsets that do not begin at 0.
     #[error("row offsets begin at {first}, not 0")]
     OffsetStart {

@@ -3,7 +3,7 @@ use std::{fmt, ops::Range};
 use lrmoe_metric::SquaredNorm;
 
 use crate::{
-    Element, Error, FfnElement, FfnShape, Memory,
+    Element, Error, FfnElement, FfnShape, HiddenSums, Memory,
     error::check_length,
     ffn::{check_gate, check_offsets},
 };
@@ -43,6 +43,25 @@ pub trait ComputeExperts<T: FfnElement = f32>: Memory {
 
     /// Bytes that it holds.
     fn scratch_bytes(scratch: &Self::Scratch) -> usize;
+
+    /// Whether calls with `scratch` from now on sum up the hidden values of their rows, for [`hidden_sums`](Self::hidden_sums): forward each row
+    /// once, backward times its selection weight. By default they do not.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoHiddenSums`] if they are wanted of a backend that has none.
+    fn sum_hidden(_scratch: &mut Self::Scratch, wanted: bool) -> Result<(), Error> {
+        if wanted {
+            Err(Error::NoHiddenSums)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The sums over the rows of the last call with `scratch`, if they were wanted.
+    fn hidden_sums(_scratch: &Self::Scratch) -> Option<&HiddenSums> {
+        None
+    }
 
     /// Writes the experts' outputs, without gate weights, to `out` `[rows, D]`, and the squared norm of the down projection's input of each
     /// row to `h_norms` `[rows]` where asked for.

@@ -101,6 +101,10 @@ pub struct TrainConfig {
     pub record_trace: Option<PathBuf>,
     /// Steps between those of which the trace has every pair; 0 for none.
     pub record_pairs_every: u32,
+    /// Steps between those whose gradients are compared with those of all pairs; 0 for none.
+    pub oracle_every: u32,
+    /// Draws of the selection in such a step.
+    pub oracle_draws: u32,
     /// Held-out loss at which the run ends, in nats per byte.
     pub target_loss: Option<f32>,
     /// Longest wait for the other ranks, in seconds.
@@ -149,14 +153,27 @@ impl TrainOptions {
             .map(|mib| within("budget-mib", mib, 1..=u64::MAX / MIB));
         let target = self.target_loss.map(|loss| above("target-loss", loss, 0.0));
         let chunk_rows = self.chunk_rows.unwrap_or(4096);
+        let policy = self.policy(self.policy.unwrap_or(PolicyName::Lrmoe), None)?;
+        let compare = self.contenders()?;
+        let device = self.device.unwrap_or_default().built()?;
+        let run: Vec<&Policy> = match &compare[..] {
+            [] => vec![&policy],
+            contenders => contenders.iter().map(|one| &one.policy).collect(),
+        };
+        if device != Device::Cpu && run.iter().any(|policy| policy.compensates()) {
+            return Err(ConfigError::Compensation { device });
+        }
+        let (oracle_every, oracle_draws) = self.oracle(&run)?;
         Ok(TrainConfig {
             text,
             activation: self.activation.unwrap_or(Activation::SwiGlu),
-            policy: self.policy(self.policy.unwrap_or(PolicyName::Lrmoe), None)?,
+            policy,
             layer_retention: self.layer_retention(model.layers)?,
             retention_schedule: self.retention_schedule(steps)?,
-            compare: self.contenders()?,
-            device: self.device.unwrap_or_default().built()?,
+            compare,
+            oracle_every,
+            oracle_draws,
+            device,
             record_trace: self.record_trace()?,
             ranks_per_node: within("ranks-per-node", per_node, 1..=MOST_THREADS)?,
             all_to_all: self.all_to_all.unwrap_or_default(),
@@ -230,6 +247,19 @@ impl TrainOptions {
         Ok(self.record_trace.clone())
     }
 
+    /// Steps between those of the oracle, and its draws, which only a policy that draws can repeat.
+    fn oracle(&self, policies: &[&Policy]) -> Result<(u32, u32), ConfigError> {
+        let every = self.oracle_every.unwrap_or(0);
+        let draws = within("oracle-draws", self.oracle_draws.unwrap_or(1), 1..=1000)?;
+        if every == 0 && self.oracle_draws.is_some() {
+            return Err(ConfigError::NoOracle);
+        }
+        if draws > 1 && !policies.iter().any(|policy| policy.draws()) {
+            return Err(ConfigError::NothingDrawn { draws });
+        }
+        Ok((every, draws))
+    }
+
     fn model(&self) -> Result<ModelConfig, ConfigError> {
         let model = ModelConfig {
             width: self.width.unwrap_or(128),
@@ -270,37 +300,10 @@ impl TrainOptions {
                 quotas: self.quota_policy.unwrap_or(standard.quotas),
                 dx_weight: self.dx_weight.unwrap_or(standard.dx_weight),
                 router_gradient: self.router_gradient.unwrap_or(standard.router_gradient),
+                compensation: self.compensation.unwrap_or(standard.compensation),
                 ..standard
             }),
         })
-    }
-
-    /// Retention of each layer, if more than one is given.
-    fn layer_retention(&self, layers: usize) -> Result<Option<Vec<f64>>, ConfigError> {
-        match self.retention.as_deref() {
-            Some(given) if given.len() > 1 && given.len() != layers => Err(ConfigError::Layers {
-                given: given.len(),
-                layers,
-            }),
-            Some(given) if given.len() > 1 => Ok(Some(given.to_vec())),
-            _ => Ok(None),
-        }
-    }
-
-    fn retention_schedule(&self, steps: u32) -> Result<RetentionSchedule, ConfigError> {
-        let schedule = self.retention_schedule.unwrap_or_default();
-        let mut compared = self.compare.iter().flatten();
-        match schedule {
-            RetentionSchedule::Linear { .. }
-                if self.retention.is_some() || compared.any(|run| run.retention.is_some()) =>
-            {
-                Err(ConfigError::TwoRetentions { schedule })
-            }
-            RetentionSchedule::Warmup { steps: all } => {
-                within("warm-up of retention-schedule", all, 1..=steps).map(|_| schedule)
-            }
-            _ => Ok(schedule),
-        }
     }
 
     fn contenders(&self) -> Result<Vec<Contender>, ConfigError> {

@@ -45,6 +45,8 @@ pub struct Selecting {
     pub dx_weight: DxWeight,
     /// Which pairs give the router a gradient.
     pub router_gradient: RouterGradient,
+    /// What stands in the weight gradients for the pairs that do not run backward, beside the weights of those that do.
+    pub compensation: Compensation,
 }
 
 /// Weight of a retained pair's term in dx.
@@ -65,6 +67,16 @@ pub enum RouterGradient {
     Retained,
     /// All pairs, exactly. The rank that a pair comes from keeps its output row until the backward pass.
     All,
+}
+
+/// What stands in the weight gradients for the pairs that do not run backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compensation {
+    /// Nothing.
+    #[default]
+    None,
+    /// What sums over all pairs of an expert say: control variates with [`Method::Priority`], substitutes with [`Method::Top`]. On the CPU alone.
+    Moments,
 }
 
 /// A name that is not among those known.
@@ -126,6 +138,31 @@ impl FromStr for RouterGradient {
     }
 }
 
+impl fmt::Display for Compensation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::None => "none",
+            Self::Moments => "moments",
+        })
+    }
+}
+
+impl FromStr for Compensation {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "none" => Ok(Self::None),
+            "moments" => Ok(Self::Moments),
+            _ => Err(UnknownName {
+                what: "compensation",
+                name: name.into(),
+                expected: "none or moments",
+            }),
+        }
+    }
+}
+
 impl Default for Selecting {
     /// Half of the pairs, unbiased by `down-grad` in every gradient, quotas in proportion to load.
     fn default() -> Self {
@@ -137,6 +174,7 @@ impl Default for Selecting {
             floor: 1,
             dx_weight: DxWeight::Selection,
             router_gradient: RouterGradient::Retained,
+            compensation: Compensation::None,
         }
     }
 }
@@ -156,6 +194,14 @@ impl Policy {
         matches!(self, Self::Lrmoe(selecting) if selecting.retention == 0.0)
     }
 
+    /// Whether random numbers have a say in which pairs run backward.
+    pub(crate) fn draws(&self) -> bool {
+        let Self::Lrmoe(selecting) = self else {
+            return false;
+        };
+        selecting.method == Method::Priority || selecting.score == Score::Random
+    }
+
     /// Whether scores need |h|^2 of every pair from the forward pass.
     pub(crate) fn needs_h(&self) -> bool {
         matches!(self, Self::Lrmoe(selecting) if selecting.score.needs_h())
@@ -164,6 +210,11 @@ impl Policy {
     /// Whether the router's gradient needs every pair's output from the forward pass.
     pub(crate) fn needs_outputs(&self) -> bool {
         matches!(self, Self::Lrmoe(selecting) if selecting.router_gradient == RouterGradient::All)
+    }
+
+    /// Whether something stands for the pairs that do not run backward.
+    pub(crate) fn compensates(&self) -> bool {
+        matches!(self, Self::Lrmoe(selecting) if selecting.compensation != Compensation::None)
     }
 
     /// Weight of a retained pair in dx.

@@ -10,6 +10,7 @@ use super::{
     kernel::LANES,
     pack::{columns_to_rows, padded, rows_to_columns, rows_to_panels, words},
     product::{Left, packed_words, rows_times_weights},
+    sums::{add_columns, numbers},
     tile::{Columns, FEATURES, ROWS, UNIT, blocks, cut, share, take, tile_rows, tiles},
     wgrad::{self, Kept, write_gradients},
 };
@@ -42,6 +43,8 @@ pub(super) fn backward<T: Storage>(
     let mut dx = outputs.dx.into_slice().expect("checked layout");
     let mut dp = outputs.dp;
     let height = tile_rows(experts);
+    let mut sums = workspace.sums.take();
+    let mut tile_sums = sums.as_mut().map(|sums| sums.start(experts, height));
     let (scratch, pre, hidden) = workspace.for_backward::<T>(
         Scratch::words(experts, height).max(wgrad::scratch_words(experts)),
         of_pre * kept_rows(experts, experts.instances()),
@@ -59,6 +62,7 @@ pub(super) fn backward<T: Storage>(
         dy: &dy[rows.start * width..rows.end * width],
         gate_weights: &inputs.gate_weights[rows.clone()],
         weights: &inputs.weights[rows],
+        sums: tile_sums.as_mut().map(|sums| split(sums, numbers(experts))),
         instance,
     });
     share(scratch, tiles, |scratch, tile| {
@@ -73,6 +77,10 @@ pub(super) fn backward<T: Storage>(
         height,
     };
     write_gradients(isa, experts, &kept, scratch, gradients, accumulate);
+    if let Some(sums) = &mut sums {
+        sums.finish(experts, height);
+    }
+    workspace.sums = sums;
 }
 
 /// Rows of the first instances, each instance's padded to whole units.
@@ -98,6 +106,8 @@ struct Tile<'a, T> {
     dp: &'a mut [f32],
     pre: &'a mut [T],
     hidden: &'a mut [T],
+    /// Of h and its derivatives, times w.
+    sums: Option<&'a mut [f32]>,
 }
 
 /// Buffers of a thread, for tiles of a height.
@@ -303,6 +313,9 @@ fn differentiate<T: Storage>(
         array::from_fn(|lane| values.get(from + lane).copied().unwrap_or(0.0))
     };
     let (p, w) = (lanes_of(tile.gate_weights), lanes_of(tile.weights));
+    if let Some(sums) = &mut tile.sums {
+        add_columns(isa, activation, gate, up, lanes, &w, sums, first);
+    }
     hidden_gradients(
         isa,
         activation,

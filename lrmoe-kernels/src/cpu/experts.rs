@@ -3,8 +3,8 @@ use ndarray::{ArrayView3, ArrayViewMut3};
 
 use super::{Cpu, HostBuffer, Workspace, rows, rows_mut};
 use crate::{
-    BackwardRows, ComputeExperts, Error, ExpertBuffers, ExpertFfn, FfnElement, FfnShape, Memory,
-    RowBuffers, WeightGradients, Weights, experts::Groups,
+    BackwardRows, ComputeExperts, Error, ExpertBuffers, ExpertFfn, FfnElement, FfnShape,
+    HiddenSums, Memory, RowBuffers, WeightGradients, Weights, experts::Groups,
 };
 
 impl<T: FfnElement> ComputeExperts<T> for Cpu {
@@ -12,6 +12,15 @@ impl<T: FfnElement> ComputeExperts<T> for Cpu {
 
     fn scratch_bytes(scratch: &Workspace) -> usize {
         scratch.bytes()
+    }
+
+    fn sum_hidden(scratch: &mut Workspace, wanted: bool) -> Result<(), Error> {
+        scratch.sum_hidden(wanted);
+        Ok(())
+    }
+
+    fn hidden_sums(scratch: &Workspace) -> Option<&HiddenSums> {
+        scratch.hidden_sums()
     }
 
     fn forward(

@@ -9,6 +9,7 @@ use super::{
     isa::{Isa, vectorised},
     pack::{columns_to_rows, padded, rows_to_panels, words},
     product::{Right, packed_words, weights_times_columns},
+    sums::{add_columns, lane_weights, numbers},
     tile::{FEATURES, blocks, cut, share, take, tile_rows, tiles},
 };
 use crate::{Activation, ffn::Experts};
@@ -39,8 +40,11 @@ pub(super) fn forward<T: Storage>(
         .stash
         .map(|stash| stash.into_slice().expect("checked layout"));
     let height = tile_rows(experts);
+    let mut sums = workspace.sums.take();
+    let mut tile_sums = sums.as_mut().map(|sums| sums.start(experts, height));
     let tiles = tiles(experts, height).map(|(instance, rows)| Tile {
         instance,
+        sums: tile_sums.as_mut().map(|sums| split(sums, numbers(experts))),
         x: &x[rows.start * width..rows.end * width],
         out: split(&mut out, rows.len() * width),
         h_norms: h_norms.as_mut().map(|norms| split(norms, rows.len())),
@@ -52,6 +56,10 @@ pub(super) fn forward<T: Storage>(
     share(scratch, tiles, |scratch, tile| {
         forward_tile(isa, experts, tile, scratch.words());
     });
+    if let Some(sums) = &mut sums {
+        sums.finish(experts, height);
+    }
+    workspace.sums = sums;
 }
 
 fn split<'a, T>(values: &mut &'a mut [T], length: usize) -> &'a mut [T] {
@@ -72,6 +80,8 @@ struct Tile<'a, T> {
     out: &'a mut [T],
     h_norms: Option<&'a mut [SquaredNorm]>,
     stash: Option<&'a mut [T]>,
+    /// Of h and its derivatives.
+    sums: Option<&'a mut [f32]>,
 }
 
 fn forward_tile<T: Storage>(
@@ -89,7 +99,7 @@ fn forward_tile<T: Storage>(
     let up: &mut [f32] = bytemuck::cast_slice_mut(take(&mut scratch, FEATURES * lanes));
     let h_rows: &mut [f32] = bytemuck::cast_slice_mut(take(&mut scratch, rows * hidden));
     let stash_row = experts.pre_activations() * hidden;
-    let mut stash = tile.stash;
+    let (mut stash, mut sums) = (tile.stash, tile.sums);
 
     rows_to_panels(isa, tile.x, width, x);
     for range in cut(0..hidden, FEATURES) {
@@ -120,6 +130,11 @@ fn forward_tile<T: Storage>(
                     &mut stash[stash_row - hidden + first..],
                     stash_row,
                 );
+            }
+            if let Some(sums) = &mut sums {
+                let activation = experts.shape.activation;
+                let once = lane_weights(count, |_| 1.0);
+                add_columns(isa, activation, gate, up, lanes, &once, sums, first);
             }
             activate::<T>(isa, experts.shape.activation, gate, up);
             if tile.h_norms.is_some() {

@@ -14,6 +14,7 @@ mod metric;
 mod pack;
 mod product;
 mod stream;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -29,6 +30,7 @@ use crate::{
 };
 pub use element::FfnElement;
 pub use memory::HostBuffer;
+pub use sums::HiddenSums;
 pub use workspace::Workspace;
 
 /// Runs on the threads of the rayon pool it is called in.

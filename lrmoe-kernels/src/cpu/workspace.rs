@@ -1,6 +1,6 @@
 use std::fmt;
 
-use super::{element::Storage, kernel::VECTOR};
+use super::{element::Storage, kernel::VECTOR, sums::HiddenSums};
 
 /// Buffers that calls reuse: scratch for each thread, and what the backward pass keeps of every row.
 ///
@@ -13,6 +13,8 @@ pub struct Workspace {
     pre: Buffer,
     /// Input of the down projection, times w p, as rows.
     hidden: Buffer,
+    /// Sums over the rows of the last call, if they are wanted.
+    pub(super) sums: Option<HiddenSums>,
 }
 
 impl Workspace {
@@ -50,6 +52,17 @@ impl Workspace {
         )
     }
 
+    /// Whether calls from now on sum up the hidden values of their rows: forward each row once, backward times its selection weight.
+    pub fn sum_hidden(&mut self, wanted: bool) {
+        let sums = self.sums.take().unwrap_or_default();
+        self.sums = wanted.then_some(sums);
+    }
+
+    /// Those of the last call, if they were wanted.
+    pub fn hidden_sums(&self) -> Option<&HiddenSums> {
+        self.sums.as_ref()
+    }
+
     /// Bytes held on the heap.
     pub fn bytes(&self) -> usize {
         let buffers = self.scratch.iter().chain([&self.pre, &self.hidden]);
@@ -57,6 +70,7 @@ impl Workspace {
             .map(|b| b.0.capacity() * size_of::<Line>())
             .sum::<usize>()
             + self.scratch.capacity() * size_of::<Buffer>()
+            + self.sums.as_ref().map_or(0, HiddenSums::bytes)
     }
 }
 

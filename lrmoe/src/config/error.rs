@@ -177,6 +177,25 @@ pub enum ConfigError {
     /// Pairs of no trace.
     #[error("record-pairs-every needs record-trace")]
     NoRecord,
+    /// Compensation where it is not computed.
+    #[error(
+        "compensation moments is computed with device cpu alone, not {device}; leave it out, or compute on the CPU"
+    )]
+    Compensation {
+        /// The device.
+        device: Device,
+    },
+    /// Draws of no oracle.
+    #[error("oracle-draws needs oracle-every")]
+    NoOracle,
+    /// Repeated draws of a selection that is always the same.
+    #[error(
+        "oracle-draws {draws} repeats the draw of a selection, but nothing is drawn; select priority or score random is"
+    )]
+    NothingDrawn {
+        /// The draws.
+        draws: u32,
+    },
     /// The same contender twice.
     #[error("{name} is compared with itself")]
     Repeated {

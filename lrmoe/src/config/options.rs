@@ -8,7 +8,7 @@ use lrmoe_metric::{Method, Score};
 use lrmoe_plan::QuotaPolicy;
 use serde::de::{Deserialize, Deserializer, Error};
 
-use crate::policy::{DxWeight, RouterGradient};
+use crate::policy::{Compensation, DxWeight, RouterGradient};
 
 use super::all_to_all::AllToAll;
 use super::contender::{ContenderName, PolicyName};
@@ -50,6 +50,15 @@ pub struct TrainOptions {
     /// [default: 0]
     #[arg(long, value_name = "STEPS")]
     pub(super) record_pairs_every: Option<u32>,
+    /// Steps between those whose gradients are compared with those of all pairs, by an exact backward pass beside the step's own, which
+    /// goes on as without it: cosine, relative error and share kept per layer and expert in steps.jsonl, a table at the end. 0 = none
+    /// [default: 0]
+    #[arg(long, value_name = "STEPS")]
+    pub(super) oracle_every: Option<u32>,
+    /// Draws of the selection in such a step, the step's own among them: the mean over several shows what is bias and what is variance
+    /// [default: 1]
+    #[arg(long, value_name = "DRAWS")]
+    pub(super) oracle_draws: Option<u32>,
 
     /// What runs backward: dropless (every pair), symi (replicas follow popularity, pairs beyond capacity are dropped in
     /// forward too) or lrmoe (all forward, selected pairs backward) [default: lrmoe]
@@ -98,6 +107,11 @@ pub struct TrainOptions {
     #[arg(long, value_name = "PAIRS", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) router_gradient: Option<RouterGradient>,
+    /// What stands in the weight gradients for the pairs that do not run backward: none, or moments (sums over all pairs of an expert: less
+    /// variance with priority, less bias with top). For --device cpu [default: none]
+    #[arg(long, value_name = "NAME", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) compensation: Option<Compensation>,
     /// Pairs that all slots take together, as a multiple of the routed pairs; lower drops more. For symi [default: 1.0]
     #[arg(long, value_name = "FACTOR", help_heading = "Policy")]
     pub(super) capacity_factor: Option<f64>,
@@ -246,6 +260,8 @@ impl TrainOptions {
             overwrite: self.overwrite || other.overwrite,
             record_trace: self.record_trace.or(other.record_trace),
             record_pairs_every: self.record_pairs_every.or(other.record_pairs_every),
+            oracle_every: self.oracle_every.or(other.oracle_every),
+            oracle_draws: self.oracle_draws.or(other.oracle_draws),
             policy: self.policy.or(other.policy),
             retention: self.retention.or(other.retention),
             retention_schedule: self.retention_schedule.or(other.retention_schedule),
@@ -254,6 +270,7 @@ impl TrainOptions {
             quota_policy: self.quota_policy.or(other.quota_policy),
             dx_weight: self.dx_weight.or(other.dx_weight),
             router_gradient: self.router_gradient.or(other.router_gradient),
+            compensation: self.compensation.or(other.compensation),
             capacity_factor: self.capacity_factor.or(other.capacity_factor),
             compare: self.compare.or(other.compare),
             target_loss: self.target_loss.or(other.target_loss),

@@ -1,7 +1,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::ConfigError;
+use super::error::within;
+use super::{ConfigError, TrainOptions};
 
 /// How the retention of the layers changes over a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -79,6 +80,36 @@ impl FromStr for RetentionSchedule {
             ["adaptive", share] => adaptive(share, EVERY),
             ["adaptive", share, every] => adaptive(share, steps(every)?),
             _ => Err(unknown()),
+        }
+    }
+}
+
+impl TrainOptions {
+    /// Retention of each layer, if more than one is given.
+    pub(super) fn layer_retention(&self, layers: usize) -> Result<Option<Vec<f64>>, ConfigError> {
+        match self.retention.as_deref() {
+            Some(given) if given.len() > 1 && given.len() != layers => Err(ConfigError::Layers {
+                given: given.len(),
+                layers,
+            }),
+            Some(given) if given.len() > 1 => Ok(Some(given.to_vec())),
+            _ => Ok(None),
+        }
+    }
+
+    pub(super) fn retention_schedule(&self, steps: u32) -> Result<RetentionSchedule, ConfigError> {
+        let schedule = self.retention_schedule.unwrap_or_default();
+        let mut compared = self.compare.iter().flatten();
+        match schedule {
+            RetentionSchedule::Linear { .. }
+                if self.retention.is_some() || compared.any(|run| run.retention.is_some()) =>
+            {
+                Err(ConfigError::TwoRetentions { schedule })
+            }
+            RetentionSchedule::Warmup { steps: all } => {
+                within("warm-up of retention-schedule", all, 1..=steps).map(|_| schedule)
+            }
+            _ => Ok(schedule),
         }
     }
 }

@@ -70,6 +70,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let table = self.route_retained(comm, &mut clock, &pairs, &selection.pairs)?;
         self.backward_retained(comm, clock, (&table, &selection), (x, dy, &pairs), dx)?;
         let mut clock = Clock::start();
+        self.compensate(comm, &mut clock, &table, (x, dy, &pairs))?;
         self.router_gradient(&stash, dy, dp)?;
         clock.lap(&mut self.stats.seconds, Stage::Compact);
         self.record_backward(&table);
@@ -164,12 +165,17 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             if inputs.at_once { 0 } else { rows * width },
         )?;
         pass.lap(Stage::Compact);
+        let scratch = &mut buffers.scratch;
+        let sums = self
+            .moments
+            .start_backward::<B, T>(scratch, &self.config.policy)?;
         let mut written = Written::new(table, self.rank);
         while let Some(chunk) = dispatch.next_chunk()? {
             pass.lap(Stage::Route);
             let accumulate = written.next(chunk.grouping.offsets());
             let experts = &mut self.experts;
             buffers.backward_chunk(&mut pass, &chunk, experts, &inputs, &accumulate, dx)?;
+            sums.take(B::hidden_sums(&buffers.scratch));
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
         if !inputs.at_once {

@@ -105,11 +105,14 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let policy = step.map(|_| &self.config.policy);
         let sizes = (pairs.len(), dispatch.rows(), self.config.shape.width);
         kept.start(&self.backend, &mut self.buffers, policy, sizes)?;
+        let scratch = &mut self.buffers.scratch;
+        let sums = self.moments.start_forward::<B, T>(scratch, policy)?;
         pass.lap(Stage::Compact);
         while let Some(chunk) = dispatch.next_chunk()? {
             pass.lap(Stage::Route);
             let (buffers, experts) = (&mut self.buffers, &self.experts);
             buffers.forward_chunk(&mut pass, &chunk, experts, &inputs, kept, y)?;
+            sums.take(B::hidden_sums(&buffers.scratch));
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
         if !inputs.at_once {

@@ -7,6 +7,8 @@ mod dispatch;
 mod element;
 mod experts;
 mod forward;
+mod moments;
+mod oracle;
 mod parameters;
 mod pass;
 mod router;
@@ -30,6 +32,8 @@ use dispatch::Lists;
 pub(crate) use dispatch::rows_between_ranks;
 pub use element::LayerElement;
 use experts::Experts;
+use moments::Moments;
+pub use oracle::LayerGradients;
 pub use parameters::ExpertParameters;
 use stash::Stash;
 pub use state::LayerState;
@@ -107,6 +111,7 @@ pub struct MoeLayer<B: Backend<T> = Cpu, T: LayerElement = f32> {
     scores: Option<Scores>,
     loads: Option<Loads>,
     buffers: Buffers<B, T>,
+    moments: Moments,
     lists: Lists,
     rows: Rows<B, T>,
     stats: LayerStats,
@@ -170,6 +175,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             scores: None,
             loads: None,
             buffers: Buffers::default(),
+            moments: Moments::default(),
             lists: Lists::default(),
             rows: Rows::default(),
             stats: LayerStats::default(),

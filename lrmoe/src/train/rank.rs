@@ -1,13 +1,14 @@
 //! One rank's training loop, over any communicator.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use candle_core::{Device, Tensor};
 use lrmoe_comm::{Collective, Counted, Hierarchical, Reduction};
-use ndarray::{Array2, ArrayView2, s};
 
+use super::attached::{Attached, InNodes, lock};
 use super::checkpoint::Checkpoint;
+use super::oracle;
 use super::record::{StepRecord, gather_record};
 use super::retention::{Noise, RetentionControl};
 use super::trace::{RankPairs, StepTrace};
@@ -17,86 +18,9 @@ use crate::config::TrainConfig;
 use crate::error::Error;
 use crate::layer::{Backend, ExpertParameters, LayerConfig, LayerState, MoeLayer};
 use crate::model::{
-    DenseParameters, ExpertWeights, LanguageModel, LayerError, Losses, SharedLayer, SparseLayer,
-    expert_init,
+    DenseParameters, ExpertWeights, LanguageModel, Losses, SharedLayer, expert_init,
 };
 use crate::text::Corpus;
-
-/// A communicator that counts what it sends and knows of nodes.
-type InNodes<C> = Hierarchical<Counted<C>>;
-
-/// A layer with the communicator its rank shares among its layers.
-#[derive(Debug)]
-struct Attached<B: Backend, C> {
-    layer: MoeLayer<B>,
-    comm: Arc<Mutex<InNodes<C>>>,
-    step: u32,
-    /// Whether the step's pairs are recorded, and those of the last forward pass.
-    records_pairs: bool,
-    pairs: Option<(Array2<i32>, Array2<f32>)>,
-    /// Whether the step's noise is measured, what was found, and the seconds it took.
-    measures_noise: bool,
-    noise: (Noise, f64),
-}
-
-impl<B: Backend, C: Collective> Attached<B, C> {
-    /// What selection and minibatch add to the variance of the weight gradient: squared errors of another draw of the selection, and of half of the
-    /// batch, against the exact gradient. Of this rank's share of the parameters.
-    fn measure_noise(&mut self, dy: ArrayView2<'_, f32>) -> Result<(), Error> {
-        let started = Instant::now();
-        let comm = &mut *lock(&self.comm);
-        let exact = self.layer.full_gradient(comm, dy)?.shard;
-        let drawn = self.layer.redrawn_gradient(comm, dy, 1)?.shard;
-        let mut first_half = dy.to_owned();
-        let tokens = dy.nrows();
-        first_half.slice_mut(s![tokens / 2.., ..]).fill(0.0);
-        let half = self.layer.full_gradient(comm, first_half.view())?.shard;
-        let squares = |of: &dyn Fn(usize) -> f32| -> f32 {
-            let squares = (0..exact.len()).map(|index| f64::from(of(index)).powi(2));
-            squares.sum::<f64>() as f32
-        };
-        let noise = Noise {
-            selection: squares(&|index| drawn[index] - exact[index]),
-            // The halves are as far from each other as batches from their mean.
-            batch: squares(&|index| 2.0 * half[index] - exact[index]),
-        };
-        self.noise = (noise, started.elapsed().as_secs_f64());
-        Ok(())
-    }
-}
-
-impl<B: Backend, C: Collective> SparseLayer for Attached<B, C> {
-    fn forward(
-        &mut self,
-        x: ArrayView2<'_, f32>,
-        expert_ids: ArrayView2<'_, i32>,
-        gate_weights: ArrayView2<'_, f32>,
-        training: bool,
-    ) -> Result<Array2<f32>, LayerError> {
-        let step = training.then_some(self.step);
-        if training {
-            let recorded = self.records_pairs;
-            self.pairs = recorded.then(|| (expert_ids.to_owned(), gate_weights.to_owned()));
-        }
-        Ok(self
-            .layer
-            .forward(&mut *lock(&self.comm), x, expert_ids, gate_weights, step)?)
-    }
-
-    fn backward(
-        &mut self,
-        dy: ArrayView2<'_, f32>,
-    ) -> Result<(Array2<f32>, Array2<f32>), LayerError> {
-        if self.measures_noise {
-            self.measure_noise(dy)?;
-        }
-        Ok(self.layer.backward(&mut *lock(&self.comm), dy)?)
-    }
-
-    fn loads(&self) -> &[u32] {
-        self.layer.loads().map_or(&[], |loads| loads.per_expert())
-    }
-}
 
 /// A rank's model, optimizer and data.
 pub(super) struct RankTrainer<'a, B: Backend, C> {
@@ -153,6 +77,8 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
                 pairs: None,
                 measures_noise: false,
                 noise: (Noise::default(), 0.0),
+                oracle_draws: 0,
+                oracle: None,
             })));
         }
         let dense = DenseParameters::new(&config.model, config.seed)?;
@@ -211,15 +137,18 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
         let every = self.config.record_pairs_every;
         let records_pairs = every > 0 && step.is_multiple_of(every);
         let retention = self.retention.of_step(step);
+        let measures_noise = self.retention.measures(step);
+        let oracle_draws = oracle::draws(self.config, step + 1);
         for (index, layer) in self.layers.iter().enumerate() {
             let mut layer = lock(layer);
             if let Some(retention) = &retention {
                 layer.layer.set_retention(retention[index]);
             }
-            layer.measures_noise = self.retention.measures(step);
+            layer.measures_noise = measures_noise;
             layer.step = step;
             layer.records_pairs = records_pairs;
-            layer.layer.keep_scores(records_pairs);
+            layer.oracle_draws = oracle_draws;
+            layer.layer.keep_scores(records_pairs || oracle_draws > 0);
         }
         let shape = (share, self.config.model.context);
         let (inputs, targets) = (bytes_tensor(inputs, shape)?, bytes_tensor(targets, shape)?);
@@ -239,50 +168,30 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
         let mut record = gather_record(&mut *comm, self.config, &layers)?;
         record.sent = gather_traffic(&mut *comm, &traffic)?;
         drop(comm);
-        self.settle_retention(retention.as_deref(), step, &mut record)?;
+        let noise = self.layers.iter().map(|layer| lock(layer).noise);
+        let noise: Vec<(Noise, f64)> = noise.collect();
+        let settled = &mut self.retention;
+        settled.settle(&mut *lock(&self.comm), step, &noise, &mut record)?;
         record.step = self.step;
         record.loss = loss;
         record.learning_rate = learning_rate;
         record.gradient_norm = norm;
         record.seconds = started.elapsed().as_secs_f64();
+        self.ask_oracle(&mut record)?;
         record.tokens_per_second = tokens as f64 / record.seconds;
         Ok((record, self.trace(records_pairs)?))
     }
 
-    /// Records the retention of the step, and takes in the noise that was measured. Measuring counts as time in the layers.
-    fn settle_retention(
-        &mut self,
-        retention: Option<&[f64]>,
-        step: u32,
-        record: &mut StepRecord,
-    ) -> Result<(), Error> {
-        let Some(retention) = retention else {
-            return Ok(());
-        };
-        for (layer, &retention) in record.layers.iter_mut().zip(retention) {
-            layer.retention = Some(retention);
+    /// Records what the oracle found in this step, the time of which it takes off.
+    fn ask_oracle(&self, record: &mut StepRecord) -> Result<(), Error> {
+        for (layer, of_layer) in self.layers.iter().zip(&mut record.layers) {
+            let layer = &mut *lock(layer);
+            if let Some(oracle) = layer.oracle.take() {
+                record.seconds -= oracle.seconds;
+                let (comm, draws) = (&mut *lock(&self.comm), layer.oracle_draws);
+                of_layer.oracle = Some(oracle::gather(comm, oracle, &layer.layer, draws)?);
+            }
         }
-        if !self.retention.measures(step) {
-            return Ok(());
-        }
-        let found = self.layers.iter().map(|layer| lock(layer).noise);
-        let (noise, seconds): (Vec<Noise>, Vec<f64>) = found.unzip();
-        let mut sums: Vec<f32> = noise.iter().flat_map(|n| [n.selection, n.batch]).collect();
-        let mut slowest = [seconds.iter().sum::<f64>() as f32];
-        let comm = &mut *lock(&self.comm);
-        comm.all_reduce(&mut sums, Reduction::Sum)?;
-        comm.all_reduce(&mut slowest, Reduction::Max)?;
-        record.moe_seconds += f64::from(slowest[0]);
-        let noise = sums.chunks(2).map(|sums| Noise {
-            selection: sums[0],
-            batch: sums[1],
-        });
-        let noise: Vec<Noise> = noise.collect();
-        for (layer, noise) in record.layers.iter_mut().zip(&noise) {
-            let variance = f64::from(noise.selection) / f64::from(noise.batch);
-            layer.selection_variance = variance.is_finite().then_some(variance);
-        }
-        self.retention.observe(retention, &noise);
         Ok(())
     }
 
@@ -441,9 +350,4 @@ fn clip_scale(norm: f32, clip: f32) -> f32 {
 
 fn bytes_tensor(bytes: Vec<u8>, shape: (usize, usize)) -> Result<Tensor, Error> {
     Ok(Tensor::from_vec(bytes, shape, &Device::Cpu)?)
-}
-
-/// A panic elsewhere must not turn into a second one here; its rank reports it.
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,6 +7,7 @@ use lrmoe_plan::{Stash, StepWork, modelled_seconds};
 use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 
+use super::oracle::OracleRecord;
 use super::setup::expert_shape;
 use super::traffic::LinkRecord;
 use crate::config::TrainConfig;
@@ -27,7 +28,7 @@ pub struct StepRecord {
     pub learning_rate: f32,
     /// Norm of the whole gradient before clipping.
     pub gradient_norm: f32,
-    /// Wall time of the step, evaluation not included.
+    /// Wall time of the step, evaluation and oracle not included.
     pub seconds: f64,
     /// Tokens of the global batch per second.
     pub tokens_per_second: f64,
@@ -82,6 +83,9 @@ pub struct LayerRecord {
     pub forward_bytes: u64,
     /// Bytes sent from rank to rank backward.
     pub backward_bytes: u64,
+    /// How near its gradients are to those of all pairs, where the oracle was asked.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub oracle: Option<OracleRecord>,
 }
 
 /// Puts the layers' figures of all ranks together; every rank gets the same record.
@@ -131,6 +135,7 @@ pub(super) fn gather_record<C: Collective>(
             imbalance_after: imbalance(&stats.backward_rows),
             forward_bytes: sum(|rank| rank.forward),
             backward_bytes: sum(|rank| rank.backward),
+            oracle: None,
         });
     }
     let slowest = |of: &dyn Fn(&RankStats) -> f64| {

@@ -1,6 +1,14 @@
 //! The retention of the layers, step by step.
 
+use std::time::Instant;
+
+use lrmoe_comm::{Collective, Reduction};
+use ndarray::{ArrayView2, s};
+
+use super::record::StepRecord;
 use crate::config::{RetentionSchedule, TrainConfig};
+use crate::error::Error;
+use crate::layer::{Backend, MoeLayer};
 use crate::policy::Policy;
 
 /// Bounds of an adaptive retention: nothing can be learned of the variance where nothing or all is selected.
@@ -24,6 +32,38 @@ pub(super) struct Noise {
     pub(super) selection: f32,
     /// Of the minibatch.
     pub(super) batch: f32,
+}
+
+impl Noise {
+    /// Of the layer whose backward pass is to come, with dL/dy `[tokens, width]`, over this rank's share of the parameters; and the seconds it took. The
+    /// error of the selection is that of another draw against the gradient of all pairs; that of the minibatch is the distance between the gradients of
+    /// its halves, on every rank the first and the second half of its tokens: as far from each other as batches are from their mean.
+    pub(super) fn measure<B: Backend, C: Collective>(
+        layer: &mut MoeLayer<B>,
+        comm: &mut C,
+        dy: ArrayView2<'_, f32>,
+    ) -> Result<(Self, f64), Error> {
+        let started = Instant::now();
+        let all = layer.full_gradient(comm, dy)?.shard;
+        let drawn = layer.redrawn_gradient(comm, dy, 1)?.shard;
+        let mut first = dy.to_owned();
+        first.slice_mut(s![dy.nrows() / 2.., ..]).fill(0.0);
+        let first = layer.full_gradient(comm, first.view())?.shard;
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let selection = drawn
+            .iter()
+            .zip(&all)
+            .map(|(drawn, all)| square(drawn - all));
+        let batch = first
+            .iter()
+            .zip(&all)
+            .map(|(first, all)| square(2.0 * first - all));
+        let noise = Self {
+            selection: selection.sum::<f64>() as f32,
+            batch: batch.sum::<f64>() as f32,
+        };
+        Ok((noise, started.elapsed().as_secs_f64()))
+    }
 }
 
 impl RetentionControl {
@@ -81,20 +121,46 @@ impl RetentionControl {
         }
     }
 
-    /// Takes in what was measured of each layer in a step, at the retention it had. Half of an estimate is what was known before.
-    pub(super) fn observe(&mut self, retention: &[f64], measured: &[Noise]) {
-        for ((state, &retention), noise) in self.noise.iter_mut().zip(retention).zip(measured) {
-            let at_half = f64::from(noise.selection) * retention / (1.0 - retention);
-            let found = (at_half / f64::from(noise.batch)) as f32;
-            // A layer without gradient says nothing.
+    /// Records the retention of a step, and takes in what its layers have measured, if it does; `measured`: of this rank, with the seconds it took,
+    /// which count as time in the layers. Its traffic counts in `sent` alone.
+    pub(super) fn settle<C: Collective>(
+        &mut self,
+        comm: &mut C,
+        step: u32,
+        measured: &[(Noise, f64)],
+        record: &mut StepRecord,
+    ) -> Result<(), Error> {
+        let Some(retention) = self.of_step(step) else {
+            return Ok(());
+        };
+        for (layer, &retention) in record.layers.iter_mut().zip(&retention) {
+            layer.retention = Some(retention);
+        }
+        if !self.measures(step) {
+            return Ok(());
+        }
+        let numbers = measured.iter().flat_map(|(n, _)| [n.selection, n.batch]);
+        let mut sums: Vec<f32> = numbers.collect();
+        let mut slowest = [measured.iter().map(|(_, seconds)| seconds).sum::<f64>() as f32];
+        comm.all_reduce(&mut sums, Reduction::Sum)?;
+        comm.all_reduce(&mut slowest, Reduction::Max)?;
+        record.moe_seconds += f64::from(slowest[0]);
+        for ((layer, sums), (state, retention)) in (record.layers.iter_mut())
+            .zip(sums.as_chunks::<2>().0)
+            .zip(self.noise.iter_mut().zip(retention))
+        {
+            let variance = f64::from(sums[0]) / f64::from(sums[1]);
+            layer.selection_variance = variance.is_finite().then_some(variance);
+            // A layer without gradient says nothing. Half of an estimate is what was known before.
+            let found = (variance * retention / (1.0 - retention)) as f32;
             if found.is_finite() && found > 0.0 {
-                *state = if *state > 0.0 {
-                    0.5 * (*state + found)
-                } else {
-                    found
+                *state = match *state {
+                    known if known > 0.0 => 0.5 * (known + found),
+                    _ => found,
                 };
             }
         }
+        Ok(())
     }
 
     /// What a resumed run needs; empty where there is nothing.

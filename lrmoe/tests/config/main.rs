@@ -58,11 +58,13 @@ fn a_text_is_enough() {
 }
 
 /// Every option with a value that is not its default, as on the command line and in TOML.
-const OPTIONS: [(&str, &str, &str); 44] = [
+const OPTIONS: [(&str, &str, &str); 47] = [
     ("text", "b.txt", "['b.txt']"),
     ("out", "there", "'there'"),
     ("record-trace", "t", "'t'"),
     ("record-pairs-every", "3", "3"),
+    ("oracle-every", "5", "5"),
+    ("oracle-draws", "3", "3"),
     ("policy", "symi", "'symi'"),
     ("retention", "0.25", "0.25"),
     ("retention-schedule", "warmup:9", "'warmup:9'"),
@@ -71,6 +73,7 @@ const OPTIONS: [(&str, &str, &str); 44] = [
     ("quota-policy", "value", "'value'"),
     ("dx-weight", "1", "'1'"),
     ("router-gradient", "all", "'all'"),
+    ("compensation", "moments", "'moments'"),
     ("capacity-factor", "1.5", "1.5"),
     (
         "compare",
@@ -116,6 +119,7 @@ fn every_option_works_in_both_places() {
     let beside = |key: &str| match key {
         "capacity-factor" => Some(("policy", "symi")),
         "record-pairs-every" => Some(("record-trace", "t")),
+        "oracle-draws" => Some(("oracle-every", "5")),
         _ => None,
     };
     for (key, value, toml) in OPTIONS {
@@ -128,7 +132,11 @@ fn every_option_works_in_both_places() {
         } else {
             "text = ['a.txt']\n"
         };
-        let extra = other.map_or(String::new(), |(key, value)| format!("{key} = '{value}'\n"));
+        let extra = other.map_or(String::new(), |(key, value)| {
+            let number = value.parse::<u32>().is_ok();
+            let quote = if number { "" } else { "'" };
+            format!("{key} = {quote}{value}{quote}\n")
+        });
         let file = resolve_file(&format!("{text}{extra}{key} = {toml}\n"), "").unwrap();
         assert_ne!(plain, line, "--{key} has no effect");
         assert_eq!(line, format!("{file:?}"), "{key} differs in the file");
@@ -309,6 +317,19 @@ fn contradictions_are_refused_with_their_values() {
             "--eval-sequences 0",
             "eval-sequences 0 is out of range, must be 1 to 1048576",
         ),
+        ("--oracle-draws 2", "oracle-draws needs oracle-every"),
+        (
+            "--oracle-every 0 --oracle-draws 2",
+            "oracle-draws needs oracle-every",
+        ),
+        (
+            "--oracle-every 5 --oracle-draws 0",
+            "oracle-draws 0 is out of range, must be 1 to 1000",
+        ),
+        (
+            "--oracle-every 5 --oracle-draws 2 --select top",
+            "oracle-draws 2 repeats the draw of a selection, but nothing is drawn; select priority or score random is",
+        ),
         (
             "--target-loss 0",
             "target-loss 0 is out of range, must be above 0",
@@ -364,6 +385,10 @@ fn words_that_mean_nothing_are_refused() {
         ("--quota-policy best", "best"),
         ("--dx-weight 2", "unknown dx weight `2`, must be 1 or w"),
         ("--router-gradient best", "best"),
+        (
+            "--compensation best",
+            "unknown compensation `best`, must be none or moments",
+        ),
         ("--activation best", "best"),
         ("--steps many", "many"),
         ("--seed -1", "-1"),

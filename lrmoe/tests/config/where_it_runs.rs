@@ -40,6 +40,21 @@ fn devices_are_known_and_built_or_refused() {
 }
 
 #[test]
+#[cfg(feature = "wgpu")]
+fn compensation_is_refused_where_it_is_not_computed() {
+    let refused = "--device wgpu --compensation moments";
+    for line in [refused, &format!("{refused} --compare symi,lrmoe")] {
+        let error = resolve(line).unwrap_err().to_string();
+        assert!(
+            error.starts_with("compensation moments is computed with device cpu alone, not wgpu"),
+            "{error}"
+        );
+    }
+    let other = "--device wgpu --compensation moments --policy symi";
+    assert!(resolve(other).is_ok(), "it has no effect there");
+}
+
+#[test]
 fn ways_between_nodes_are_known_or_refused() {
     let error = parse("--all-to-all crooked").unwrap_err().to_string();
     assert!(

@@ -3,6 +3,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod edges;
+mod moments;
+mod oracle;
 mod precision;
 
 use common::{Batch, Stepped, lrmoe, relative_error, split, step, steps};
