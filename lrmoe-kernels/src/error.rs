@@ -89,6 +89,11 @@ pub enum Error {
     /// Rows or pairs that [`lrmoe_compact`] refuses.
     #[error(transparent)]
     Compact(#[from] lrmoe_compact::Error),
+    /// Norms of gradients, asked of a backend that has none.
+    #[error(
+        "norms of gradients, by which score full-grad judges, are computed by the cpu backend alone"
+    )]
+    NoGradientNorms,
     /// No device that the backend can use.
     #[error("no device for {backend}: {reason}")]
     NoDevice {

@@ -109,6 +109,23 @@ pub trait ComputeExperts<T: FfnElement = f32>: Memory {
         gradients: &mut ExpertBuffers<Self>,
         accumulate: &[bool],
     ) -> Result<(), Error>;
+
+    /// Writes the norm of each row's terms in all weight gradients, without w, to `norms` `[rows]`:
+    /// `sqrt(p^2 |dy|^2 |h|^2 + (|dgate|^2 + |dup|^2) |x|^2)`. An oracle to measure scores by, and as slow as a backward pass of its rows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoGradientNorms`] on backends that have none, which are all but the CPU; sizes or offsets that do not fit together.
+    fn gradient_norms(
+        &self,
+        _shape: &FfnShape,
+        _weights: &ExpertBuffers<Self, T>,
+        _offsets: &[usize],
+        _rows: &RowBuffers<'_, Self, T>,
+        _norms: &mut Self::Buffer<f32>,
+    ) -> Result<(), Error> {
+        Err(Error::NoGradientNorms)
+    }
 }
 
 /// Sizes of a call that were found to fit together.
@@ -159,9 +176,7 @@ impl<'a> Groups<'a> {
         gradients: &ExpertBuffers<B>,
         accumulate: &[bool],
     ) -> Result<(), Error> {
-        check_length("dy", B::len(rows.dy), self.rows() * self.shape.width)?;
-        check_length("gate_weights", B::len(rows.gate_weights), self.rows())?;
-        check_length("weights", B::len(rows.weights), self.rows())?;
+        self.check_rows(rows)?;
         check_length("accumulate", accumulate.len(), self.instances())?;
         check_gate(
             self.shape.activation,
@@ -180,6 +195,15 @@ impl<'a> Groups<'a> {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn check_rows<B: Memory + ?Sized, T: Element>(
+        &self,
+        rows: &RowBuffers<'_, B, T>,
+    ) -> Result<(), Error> {
+        check_length("dy", B::len(rows.dy), self.rows() * self.shape.width)?;
+        check_length("gate_weights", B::len(rows.gate_weights), self.rows())?;
+        check_length("weights", B::len(rows.weights), self.rows())
     }
 
     pub(crate) fn instances(&self) -> usize {

@@ -10,15 +10,17 @@ mod dtype;
 mod error;
 mod options;
 mod schedule;
+mod switch;
 
 use std::path::{Path, PathBuf};
 
 use lrmoe_kernels::Activation;
-use lrmoe_plan::ClusterSpec;
+use lrmoe_metric::{Method, Score};
+use lrmoe_plan::{ClusterSpec, QuotaPolicy};
 
 use crate::calibrate::local;
 use crate::model::ModelConfig;
-use crate::policy::{Policy, Selecting};
+use crate::policy::{DxWeight, Policy, Scope, Selecting};
 
 pub use all_to_all::AllToAll;
 pub use contender::{Contender, ContenderName, PolicyName};
@@ -27,8 +29,10 @@ pub use dtype::Dtype;
 pub use error::ConfigError;
 pub use options::TrainOptions;
 pub use schedule::RetentionSchedule;
+pub use switch::Switch;
 
-use error::{above, within};
+use error::above;
+pub(crate) use error::within;
 
 const MIB: u64 = 1 << 20;
 /// Ranks and threads of one process.
@@ -65,6 +69,8 @@ pub struct TrainConfig {
     pub slots: u32,
     /// Rows of a chunk.
     pub chunk_rows: u64,
+    /// Whether chunks travel while another is computed with.
+    pub overlap: bool,
     /// Memory budget of a rank for experts and token buffers, in bytes.
     pub budget_bytes: Option<u64>,
     /// Cluster of the modelled times.
@@ -155,7 +161,7 @@ impl TrainOptions {
         let chunk_rows = self.chunk_rows.unwrap_or(4096);
         let policy = self.policy(self.policy.unwrap_or(PolicyName::Lrmoe), None)?;
         let compare = self.contenders()?;
-        let device = self.device.unwrap_or_default().built()?;
+        let device = self.device()?;
         let run: Vec<&Policy> = match &compare[..] {
             [] => vec![&policy],
             contenders => contenders.iter().map(|one| &one.policy).collect(),
@@ -180,6 +186,7 @@ impl TrainOptions {
             threads: threads.transpose()?,
             slots: self.slots(ranks, model.experts)?,
             chunk_rows: within("chunk-rows", chunk_rows, 1..=u64::from(u32::MAX))?,
+            overlap: self.overlap.unwrap_or_default() == Switch::On,
             budget_bytes: budget.transpose()?.map(|mib| mib * MIB),
             cluster: cluster(
                 self.cluster.as_deref().unwrap_or(ClusterSpec::PRESETS[0]),
@@ -221,6 +228,14 @@ impl TrainOptions {
             model,
             ranks,
         })
+    }
+
+    fn device(&self) -> Result<Device, ConfigError> {
+        let device = self.device.unwrap_or_default().built()?;
+        match self.score {
+            Some(Score::FullGrad) if device != Device::Cpu => Err(ConfigError::FullGrad { device }),
+            _ => Ok(device),
+        }
     }
 
     fn ranks(&self) -> Result<usize, ConfigError> {
@@ -279,31 +294,42 @@ impl TrainOptions {
     /// A policy with the options that shape it; `retention` stands before the option.
     fn policy(&self, name: PolicyName, retention: Option<f64>) -> Result<Policy, ConfigError> {
         let standard = Selecting::default();
-        let given: Vec<f64> = match (retention, &self.retention) {
-            (Some(one), _) => vec![one],
-            (None, Some(layers)) if !layers.is_empty() => layers.clone(),
-            (None, _) => vec![standard.retention],
-        };
         // Checked for every policy: a wrong value is wrong even where it has no effect.
-        for &share in &given {
-            within("retention", share, 0.0..=1.0)?;
-        }
-        let retention = given.iter().sum::<f64>() / given.len() as f64;
+        let retention = self.mean_retention(retention)?;
         let capacity_factor = above("capacity-factor", self.capacity_factor.unwrap_or(1.0), 0.0)?;
+        let selecting = self.selecting(retention)?;
         Ok(match name {
             PolicyName::Dropless => Policy::Dropless,
             PolicyName::Symi => Policy::Symi { capacity_factor },
-            PolicyName::Lrmoe => Policy::Lrmoe(Selecting {
-                retention,
-                score: self.score.unwrap_or(standard.score),
-                method: self.select.unwrap_or(standard.method),
-                quotas: self.quota_policy.unwrap_or(standard.quotas),
-                dx_weight: self.dx_weight.unwrap_or(standard.dx_weight),
-                router_gradient: self.router_gradient.unwrap_or(standard.router_gradient),
-                compensation: self.compensation.unwrap_or(standard.compensation),
-                ..standard
-            }),
+            PolicyName::Lrmoe => Policy::Lrmoe(selecting),
         })
+    }
+
+    fn selecting(&self, retention: f64) -> Result<Selecting, ConfigError> {
+        let standard = Selecting::default();
+        let method = self.select.unwrap_or(standard.method);
+        let scope = self.scope.unwrap_or(standard.scope);
+        if scope == Scope::Wgrad && self.dx_weight == Some(DxWeight::Selection) {
+            return Err(ConfigError::DxWeight);
+        }
+        let selecting = Selecting {
+            retention,
+            score: self.score.unwrap_or(standard.score),
+            method,
+            quotas: self.quota_policy.unwrap_or(match method {
+                Method::Priority => QuotaPolicy::Proportional,
+                Method::Top => QuotaPolicy::Blend,
+            }),
+            recalibration: self.recalibration.unwrap_or(standard.recalibration),
+            rescale: self.rescale.unwrap_or(standard.rescale),
+            scope,
+            compensation: self.compensation.unwrap_or(standard.compensation),
+            dx_weight: self.dx_weight.unwrap_or(standard.dx_weight),
+            router_gradient: self.router_gradient.unwrap_or(standard.router_gradient),
+            ..standard
+        };
+        selecting.check()?;
+        Ok(selecting)
     }
 
     fn contenders(&self) -> Result<Vec<Contender>, ConfigError> {

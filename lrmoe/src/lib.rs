@@ -36,6 +36,7 @@
 //!     topology: Topology::new(1, 1)?,
 //!     slots: vec![2],
 //!     chunk_rows: 1024,
+//!     overlap: false,
 //!     capacities: None,
 //!     policy: Policy::Lrmoe(Selecting { retention: 0.5, ..Selecting::default() }),
 //!     profile_decay: 0.9,

@@ -1,16 +1,21 @@
 //! What is run backward, where experts live, and what is dropped: the three training policies.
 
+mod scope;
+
 use std::fmt;
 use std::str::FromStr;
 
-use lrmoe_metric::{MASKED, Method, Score};
+use lrmoe_metric::{MASKED, Method, Rescale, Row, Score};
 use lrmoe_plan::{
     Fixed, Loads, Lrmoe, Placement, PlacementPolicy, PlacementRequest, QuotaPolicy, symi_capacity,
     symi_replicas,
 };
 use ndarray::{Array2, ArrayView1};
 
+use crate::config::{ConfigError, within};
 use crate::error::Error;
+
+pub use scope::Scope;
 
 /// How one MoE layer treats its routed pairs.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,9 +44,16 @@ pub struct Selecting {
     pub method: Method,
     /// How the retained pairs are divided among the experts.
     pub quotas: QuotaPolicy,
+    /// Scores count divided by this power, 0 to 1, of the sum of their expert's scores. It changes nothing among the pairs of an expert, so it
+    /// acts through the quotas alone: those that look at scores, and any where memory binds.
+    pub recalibration: f64,
+    /// What the weights of retained pairs are multiplied by; for `Method::Top` alone.
+    pub rescale: Rescale,
+    /// What pairs that are not selected are left out of.
+    pub scope: Scope,
     /// Smallest quota of an expert that has pairs, as long as `retention` is above 0.
     pub floor: u32,
-    /// Weight of a retained pair in dx.
+    /// Weight of a retained pair in dx; with `Scope::Wgrad` it is 1.
     pub dx_weight: DxWeight,
     /// Which pairs give the router a gradient.
     pub router_gradient: RouterGradient,
@@ -171,10 +183,30 @@ impl Default for Selecting {
             score: Score::DownGrad,
             method: Method::Priority,
             quotas: QuotaPolicy::Proportional,
+            recalibration: 0.0,
+            rescale: Rescale::None,
+            scope: Scope::Pair,
             floor: 1,
             dx_weight: DxWeight::Selection,
             router_gradient: RouterGradient::Retained,
             compensation: Compensation::None,
+        }
+    }
+}
+
+impl Selecting {
+    /// Checks what the parts do not check themselves.
+    ///
+    /// # Errors
+    /// `ConfigError::OutOfRange`, `ConfigError::Rescale`.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        within("retention", self.retention, 0.0..=1.0)?;
+        within("recalibration", self.recalibration, 0.0..=1.0)?;
+        match self.method {
+            Method::Priority if self.rescale != Rescale::None => Err(ConfigError::Rescale {
+                rescale: self.rescale,
+            }),
+            _ => Ok(()),
         }
     }
 }
@@ -194,6 +226,14 @@ impl Policy {
         matches!(self, Self::Lrmoe(selecting) if selecting.retention == 0.0)
     }
 
+    /// Checks settings that contradict each other.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        match self {
+            Self::Lrmoe(selecting) => selecting.check(),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether random numbers have a say in which pairs run backward.
     pub(crate) fn draws(&self) -> bool {
         let Self::Lrmoe(selecting) = self else {
@@ -202,14 +242,28 @@ impl Policy {
         selecting.method == Method::Priority || selecting.score == Score::Random
     }
 
-    /// Whether scores need |h|^2 of every pair from the forward pass.
-    pub(crate) fn needs_h(&self) -> bool {
-        matches!(self, Self::Lrmoe(selecting) if selecting.score.needs_h())
+    /// The rows of every pair whose norms the forward pass keeps for scores.
+    pub(crate) fn forward_norms(&self) -> Option<Row> {
+        let Self::Lrmoe(selecting) = self else {
+            return None;
+        };
+        let kept = |row: &Row| matches!(row, Row::Hidden | Row::Output);
+        selecting.score.row().filter(kept)
     }
 
-    /// Whether the router's gradient needs every pair's output from the forward pass.
+    /// Whether scores need the norms of all gradients of every pair, from a backward pass before the selection.
+    pub(crate) fn needs_full_gradients(&self) -> bool {
+        matches!(self, Self::Lrmoe(selecting) if selecting.score == Score::FullGrad)
+    }
+
+    /// Whether every pair runs backward, with no weight in the weight gradients where it is not selected.
+    pub(crate) fn runs_all_backward(&self) -> bool {
+        matches!(self, Self::Lrmoe(selecting) if selecting.scope == Scope::Wgrad)
+    }
+
+    /// Whether the router's gradient needs every pair's output from the forward pass. Where all pairs run backward, that gives it.
     pub(crate) fn needs_outputs(&self) -> bool {
-        matches!(self, Self::Lrmoe(selecting) if selecting.router_gradient == RouterGradient::All)
+        matches!(self, Self::Lrmoe(selecting) if selecting.router_gradient == RouterGradient::All && selecting.scope == Scope::Pair)
     }
 
     /// Whether something stands for the pairs that do not run backward.
@@ -220,7 +274,7 @@ impl Policy {
     /// Weight of a retained pair in dx.
     pub(crate) fn dx_weight(&self) -> DxWeight {
         match self {
-            Self::Lrmoe(selecting) => selecting.dx_weight,
+            Self::Lrmoe(selecting) if selecting.scope == Scope::Pair => selecting.dx_weight,
             _ => DxWeight::One,
         }
     }

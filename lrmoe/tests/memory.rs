@@ -104,6 +104,7 @@ impl<T: LayerElement> Step<T> {
             topology: Topology::new(1, 1).expect("one rank"),
             slots: vec![experts as u32],
             chunk_rows,
+            overlap: false,
             capacities: None,
             policy,
             profile_decay: 0.9,

@@ -14,7 +14,7 @@ use super::{
     tile::{Columns, FEATURES, ROWS, UNIT, blocks, cut, share, take, tile_rows, tiles},
     wgrad::{self, Kept, write_gradients},
 };
-use crate::{Activation, BackwardRows, WeightGradients, ffn::Experts};
+use crate::{Activation, BackwardRows, Error, WeightGradients, ffn::Experts};
 
 /// What the backward pass writes for each row.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(super) fn backward<T: Storage>(
     outputs: Outputs<'_, T>,
     gradients: &mut WeightGradients<'_>,
     accumulate: &[bool],
-) {
+) -> Result<(), Error> {
     let (width, hidden_width) = (experts.shape.width, experts.shape.hidden);
     let isa = Isa::detect().for_experts::<T>(width, hidden_width);
     let of_pre = experts.pre_activations() * hidden_width;
@@ -49,7 +49,7 @@ pub(super) fn backward<T: Storage>(
         Scratch::words(experts, height).max(wgrad::scratch_words(experts)),
         of_pre * kept_rows(experts, experts.instances()),
         hidden_width * dp.len(),
-    );
+    )?;
 
     let (mut pre_left, mut hidden_left) = (&mut *pre, &mut *hidden);
     let tiles = tiles(experts, height).map(|(instance, rows)| Tile {
@@ -81,6 +81,7 @@ pub(super) fn backward<T: Storage>(
         sums.finish(experts, height);
     }
     workspace.sums = sums;
+    Ok(())
 }
 
 /// Rows of the first instances, each instance's padded to whole units.

@@ -1,10 +1,10 @@
 use lrmoe_metric::SquaredNorm;
 use ndarray::{ArrayView3, ArrayViewMut3};
 
-use super::{Cpu, HostBuffer, Workspace, rows, rows_mut};
+use super::{Cpu, HostBuffer, Workspace, gradient_norms::gradient_norms, rows, rows_mut};
 use crate::{
     BackwardRows, ComputeExperts, Error, ExpertBuffers, ExpertFfn, FfnElement, FfnShape,
-    HiddenSums, Memory, RowBuffers, WeightGradients, Weights, experts::Groups,
+    HiddenSums, Memory, RowBuffers, WeightGradients, Weights, experts::Groups, ffn::Experts,
 };
 
 impl<T: FfnElement> ComputeExperts<T> for Cpu {
@@ -91,6 +91,30 @@ impl<T: FfnElement> ComputeExperts<T> for Cpu {
             &mut views_mut(&groups, gradients)?,
             accumulate,
         )
+    }
+
+    fn gradient_norms(
+        &self,
+        shape: &FfnShape,
+        weights: &ExpertBuffers<Self, T>,
+        offsets: &[usize],
+        inputs: &RowBuffers<'_, Self, T>,
+        norms: &mut HostBuffer<f32>,
+    ) -> Result<(), Error> {
+        let groups = Groups::new(shape, weights, offsets, inputs.x)?;
+        groups.check_rows(inputs)?;
+        self.resize(norms, groups.rows())?;
+        let of_rows = [groups.rows(), shape.width];
+        let inputs = BackwardRows {
+            x: rows("x", inputs.x, of_rows)?,
+            dy: rows("dy", inputs.dy, of_rows)?,
+            gate_weights: inputs.gate_weights,
+            weights: inputs.weights,
+        };
+        let weights = views(&groups, weights)?;
+        let experts = Experts::new(shape, &weights, offsets, &inputs.x)?;
+        gradient_norms(&experts, &inputs, norms);
+        Ok(())
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     sums::{add_columns, lane_weights, numbers},
     tile::{FEATURES, blocks, cut, share, take, tile_rows, tiles},
 };
-use crate::{Activation, ffn::Experts};
+use crate::{Activation, Error, ffn::Experts};
 
 /// What the forward pass writes.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) fn forward<T: Storage>(
     x: ArrayView2<'_, T>,
     workspace: &mut Workspace,
     outputs: Outputs<'_, T>,
-) {
+) -> Result<(), Error> {
     let (width, hidden) = (experts.shape.width, experts.shape.hidden);
     let isa = Isa::detect().for_experts::<T>(width, hidden);
     let x = x.to_slice().expect("checked layout");
@@ -52,7 +52,7 @@ pub(super) fn forward<T: Storage>(
             .as_mut()
             .map(|stash| split(stash, rows.len() * experts.pre_activations() * hidden)),
     });
-    let scratch = workspace.scratch(scratch_words(experts, height));
+    let scratch = workspace.scratch(scratch_words(experts, height))?;
     share(scratch, tiles, |scratch, tile| {
         forward_tile(isa, experts, tile, scratch.words());
     });
@@ -60,6 +60,7 @@ pub(super) fn forward<T: Storage>(
         sums.finish(experts, height);
     }
     workspace.sums = sums;
+    Ok(())
 }
 
 fn split<'a, T>(values: &mut &'a mut [T], length: usize) -> &'a mut [T] {

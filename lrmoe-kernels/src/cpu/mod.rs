@@ -7,6 +7,7 @@ mod copy;
 mod element;
 mod experts;
 mod forward;
+mod gradient_norms;
 mod isa;
 mod kernel;
 mod memory;
@@ -75,8 +76,7 @@ impl<T: FfnElement> ExpertFfn<T> for Cpu {
             h_norms,
             stash: None,
         };
-        forward::forward(&experts, x, workspace, outputs);
-        Ok(())
+        forward::forward(&experts, x, workspace, outputs)
     }
 
     fn backward(
@@ -96,8 +96,7 @@ impl<T: FfnElement> ExpertFfn<T> for Cpu {
         let outputs = backward::Outputs { dx, dp };
         backward::backward(
             &experts, rows, None, workspace, outputs, gradients, accumulate,
-        );
-        Ok(())
+        )
     }
 }
 
@@ -121,8 +120,7 @@ impl<T: FfnElement> StashFfn<T> for Cpu {
             h_norms,
             stash: Some(stash),
         };
-        forward::forward(&experts, x, workspace, outputs);
-        Ok(())
+        forward::forward(&experts, x, workspace, outputs)
     }
 
     fn backward_stash(
@@ -150,8 +148,7 @@ impl<T: FfnElement> StashFfn<T> for Cpu {
             outputs,
             gradients,
             accumulate,
-        );
-        Ok(())
+        )
     }
 }
 

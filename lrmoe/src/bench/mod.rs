@@ -128,6 +128,7 @@ impl Settings {
             top_k: self.top_k,
             tokens: self.tokens,
             chunk_rows: self.chunk_rows,
+            overlap: false,
             stash: Stash::Recompute,
             keeps_outputs: false,
             fixed: 0,

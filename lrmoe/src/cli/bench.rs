@@ -66,7 +66,7 @@ pub(crate) struct Bench {
         default_value = "0.5"
     )]
     retention: Vec<f64>,
-    /// What pairs are judged by: down-grad, forward, gate or random
+    /// What pairs are judged by, as in `lrmoe train`: down-grad, input-grad, gate-grad, forward, out-norm, gate, random or full-grad
     #[arg(long, value_name = "NAME", default_value_t = Score::DownGrad)]
     score: Score,
     /// Type of weights and rows; sums and weight gradients are f32 with both. bf16 runs on cpu and cuda

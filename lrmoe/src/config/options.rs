@@ -4,16 +4,17 @@ use std::str::FromStr;
 
 use clap::Args;
 use lrmoe_kernels::Activation;
-use lrmoe_metric::{Method, Score};
+use lrmoe_metric::{Method, Rescale, Score};
 use lrmoe_plan::QuotaPolicy;
 use serde::de::{Deserialize, Deserializer, Error};
 
-use crate::policy::{Compensation, DxWeight, RouterGradient};
+use crate::policy::{Compensation, DxWeight, RouterGradient, Scope};
 
 use super::all_to_all::AllToAll;
 use super::contender::{ContenderName, PolicyName};
 use super::device::Device;
 use super::schedule::RetentionSchedule;
+use super::switch::Switch;
 
 /// Options of a training run as given, on the command line or in a TOML file with the same names.
 #[derive(Args, Clone, Debug, Default, PartialEq, serde::Deserialize)]
@@ -82,8 +83,10 @@ pub struct TrainOptions {
     #[arg(long, value_name = "SCHEDULE", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) retention_schedule: Option<RetentionSchedule>,
-    /// What a pair is judged by: down-grad (its term in the weight gradient), forward (known before backward), gate or
-    /// random [default: down-grad]
+    /// What a pair is judged by: down-grad (its term in the gradient of the down projection), input-grad or gate-grad (norm of dy times that of
+    /// the input, or alone), forward, out-norm or gate (known before backward: norm of the hidden row, of the output, or neither), random; or
+    /// full-grad (its terms in all weight gradients; on the cpu, by running every pair backward first: for measuring the others)
+    /// [default: down-grad]
     #[arg(long, value_name = "NAME", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) score: Option<Score>,
@@ -93,10 +96,24 @@ pub struct TrainOptions {
     #[serde(deserialize_with = "parsed")]
     pub(super) select: Option<Method>,
     /// How the retained pairs are divided among experts: proportional (to load), value (by score), blend (half each) or
-    /// neyman (to load times rms score) [default: proportional]
+    /// neyman (to load times rms score) [default: proportional; blend with --select top]
     #[arg(long, value_name = "NAME", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) quota_policy: Option<QuotaPolicy>,
+    /// Divide scores by this power, 0 to 1, of the sum of their expert's scores, so that experts with large gradients claim less. It acts
+    /// through the quotas alone: with --quota-policy value, blend or neyman, and with any where --budget-mib binds [default: 0]
+    #[arg(long, value_name = "POWER", help_heading = "Policy")]
+    pub(super) recalibration: Option<f64>,
+    /// What the weights of the pairs that --select top keeps are multiplied by, expert by expert: none, count (pairs over pairs kept) or
+    /// mass (sum of scores over that of those kept) [default: none]
+    #[arg(long, value_name = "NAME", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) rescale: Option<Rescale>,
+    /// What pairs that are not selected are left out of: pair (everything: they do not run backward) or wgrad (weight gradients alone: all run
+    /// backward, the input's and the router's gradients are exact, and little is saved) [default: pair]
+    #[arg(long, value_name = "NAME", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) scope: Option<Scope>,
     /// Weight of a retained pair in the gradient of the layer's input: w for its selection weight (unbiased), or 1 (biased, with
     /// less variance) [default: w]
     #[arg(long, value_name = "WEIGHT", help_heading = "Policy")]
@@ -157,6 +174,11 @@ pub struct TrainOptions {
     /// Rows that a rank takes through its experts at once: bounds its buffers [default: 4096]
     #[arg(long, value_name = "ROWS", help_heading = "Ranks and memory")]
     pub(super) chunk_rows: Option<u64>,
+    /// on: rows of the next chunk come, and those of the last go back, while one is computed with; takes memory for rows on their way
+    /// a second time, and spare cores or a network to be of use. Losses are the same to the bit [default: off]
+    #[arg(long, value_name = "on-or-off", help_heading = "Ranks and memory")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) overlap: Option<Switch>,
     /// Memory of a rank for experts, optimizer shard and token buffers of all MoE layers, in MiB; fewer pairs run backward where
     /// it binds [default: no limit]
     #[arg(long, value_name = "MIB", help_heading = "Ranks and memory")]
@@ -268,6 +290,9 @@ impl TrainOptions {
             score: self.score.or(other.score),
             select: self.select.or(other.select),
             quota_policy: self.quota_policy.or(other.quota_policy),
+            recalibration: self.recalibration.or(other.recalibration),
+            rescale: self.rescale.or(other.rescale),
+            scope: self.scope.or(other.scope),
             dx_weight: self.dx_weight.or(other.dx_weight),
             router_gradient: self.router_gradient.or(other.router_gradient),
             compensation: self.compensation.or(other.compensation),
@@ -281,6 +306,7 @@ impl TrainOptions {
             threads: self.threads.or(other.threads),
             slots: self.slots.or(other.slots),
             chunk_rows: self.chunk_rows.or(other.chunk_rows),
+            overlap: self.overlap.or(other.overlap),
             budget_mib: self.budget_mib.or(other.budget_mib),
             cluster: self.cluster.or(other.cluster),
             deadline_seconds: self.deadline_seconds.or(other.deadline_seconds),

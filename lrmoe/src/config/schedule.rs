@@ -3,6 +3,7 @@ use std::str::FromStr;
 
 use super::error::within;
 use super::{ConfigError, TrainOptions};
+use crate::policy::Selecting;
 
 /// How the retention of the layers changes over a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -85,6 +86,20 @@ impl FromStr for RetentionSchedule {
 }
 
 impl TrainOptions {
+    /// Mean of the layers' retention; `of_all` stands before the option.
+    pub(super) fn mean_retention(&self, of_all: Option<f64>) -> Result<f64, ConfigError> {
+        let standard = [Selecting::default().retention];
+        let given = match (&of_all, &self.retention) {
+            (Some(one), _) => std::slice::from_ref(one),
+            (None, Some(layers)) if !layers.is_empty() => layers,
+            (None, _) => &standard,
+        };
+        for &share in given {
+            within("retention", share, 0.0..=1.0)?;
+        }
+        Ok(given.iter().sum::<f64>() / given.len() as f64)
+    }
+
     /// Retention of each layer, if more than one is given.
     pub(super) fn layer_retention(&self, layers: usize) -> Result<Option<Vec<f64>>, ConfigError> {
         match self.retention.as_deref() {

@@ -70,7 +70,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
 
     /// `(dx [tokens, width], dgate_weights [tokens, top_k])` of the last training forward pass, from dL/dy; leaves the instances'
     /// weight gradients for `reduce_gradients`. A pair that is not retained adds nothing to them, a retained one adds its term times its
-    /// selection weight; `Selecting::dx_weight` and `Selecting::router_gradient` make exceptions for dx and dgate_weights.
+    /// selection weight; `Selecting::dx_weight`, `Selecting::router_gradient` and `Selecting::scope` make exceptions for dx and dgate_weights.
     ///
     /// # Errors
     /// `Error::NoForward` without a training forward pass before it, a wrong shape, a NaN score, more rows than memory allows, a failed exchange,

@@ -3,32 +3,21 @@
 //! Weight gradients go on from chunk to chunk in row order, so that they do not depend on the size of the chunks. A token's rows of dx are to be
 //! added in slot order, but chunks come in the order of the experts: the rows are kept, once, until all of them are there.
 
+mod chunk;
+
 use lrmoe_comm::Collective;
-use lrmoe_kernels::RowBuffers;
 use lrmoe_metric::{Pairs, Selection};
 use lrmoe_route::{RoutingTable, route};
 use ndarray::{Array2, ArrayViewMut2};
 
-use super::buffers::{Buffers, columns, columns_mut, ungroup};
-use super::dispatch::{Chunk, Dispatch, rows_between_ranks, rows_leaving};
+use super::dispatch::{Dispatch, rows_between_ranks, rows_leaving};
 use super::element::LayerElement;
-use super::experts::Experts;
+use super::line::{Line, Step};
 use super::pass::Pass;
 use super::stats::{Clock, Stage};
-use super::{Backend, MoeLayer};
+use super::{Backend, MoeLayer, unmasked};
 use crate::error::Error;
-use crate::policy::DxWeight;
-
-/// What the backward pass goes by.
-struct Inputs<'a, B: Backend<T>, T: LayerElement> {
-    /// `[tokens, width]`, as dy.
-    x: &'a B::Buffer<T>,
-    dy: &'a B::Buffer<T>,
-    pairs: &'a Pairs<'a>,
-    dx_weight: DxWeight,
-    /// Whether all rows go in one chunk.
-    at_once: bool,
-}
+pub(super) use chunk::Inputs;
 
 impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// [`backward`](Self::backward) in the backend's memory: `x` is that of the forward pass, `dy` and `dx` are `[tokens, width]`, `dp`
@@ -65,9 +54,17 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             stash.first_pair,
         )?;
         self.has_selection = false;
-        self.choose(comm, &mut clock, (&stash, step), &pairs, dy)?;
+        if self.config.policy.needs_full_gradients() {
+            self.gradient_norms(comm, &pairs, [x, dy], &mut stash.pairs)?;
+            clock = Clock::start();
+        }
+        self.choose(comm, &mut clock, (&stash, step), &pairs, [x, dy])?;
         let selection = std::mem::take(&mut self.selector.selection);
-        let table = self.route_retained(comm, &mut clock, &pairs, &selection.pairs)?;
+        match self.config.policy.runs_all_backward() {
+            true => unmasked(&pairs, &mut self.lists.chosen),
+            false => self.lists.chosen.clone_from(&selection.pairs),
+        }
+        let table = self.route_chosen(comm, &mut clock, &pairs, true)?;
         self.backward_retained(comm, clock, (&table, &selection), (x, dy, &pairs), dx)?;
         let mut clock = Clock::start();
         self.compensate(comm, &mut clock, &table, (x, dy, &pairs))?;
@@ -102,16 +99,16 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         Ok(())
     }
 
-    /// Routing table of the retained pairs of all ranks.
-    fn route_retained<C: Collective>(
+    /// Routing table of the pairs of all ranks that `lists` has as chosen, within the ranks' memory for the backward pass if it is `bounded`.
+    pub(super) fn route_chosen<C: Collective>(
         &mut self,
         comm: &mut C,
         clock: &mut Clock,
         pairs: &Pairs<'_>,
-        retained: &[u32],
+        bounded: bool,
     ) -> Result<RoutingTable, Error> {
         let mut mine = vec![0; self.config.experts];
-        for pair in retained {
+        for pair in &self.lists.chosen {
             mine[pairs.expert_ids()[*pair as usize] as usize] += 1;
         }
         let mut all = vec![0; mine.len() * comm.ranks()];
@@ -124,11 +121,11 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             counts.view(),
             self.experts.placement(),
             &self.config.topology,
-            self.config.capacities.as_deref(),
+            self.config.capacities.as_deref().filter(|_| bounded),
         )?)
     }
 
-    /// The retained pairs through their experts: writes dx and the weight gradients, leaves dp of the rows in `buffers.all_dp`.
+    /// The chosen pairs through their experts, with the weights of the selection: writes dx and the weight gradients, leaves dp of the rows in `buffers.all_dp`.
     fn backward_retained<C: Collective>(
         &mut self,
         comm: &mut C,
@@ -138,8 +135,6 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         dx: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let width = self.config.shape.width;
-        self.lists.chosen.clear();
-        self.lists.chosen.extend_from_slice(&selection.pairs);
         let mut dispatch = Dispatch::new(
             table,
             self.rank,
@@ -152,6 +147,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             x,
             dy,
             pairs,
+            width,
             dx_weight: self.config.policy.dx_weight(),
             at_once: dispatch.rounds() == 1,
         };
@@ -170,12 +166,15 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             .moments
             .start_backward::<B, T>(scratch, &self.config.policy)?;
         let mut written = Written::new(table, self.rank);
-        while let Some(chunk) = dispatch.next_chunk()? {
+        let mut line = Line::new(self.config.overlap && !pass.is_alone());
+        while let Some(step) = line.advance(&mut dispatch)? {
             pass.lap(Stage::Route);
-            let accumulate = written.next(chunk.grouping.offsets());
-            let experts = &mut self.experts;
-            buffers.backward_chunk(&mut pass, &chunk, experts, &inputs, &accumulate, dx)?;
-            sums.take(B::hidden_sums(&buffers.scratch));
+            let computes = matches!(step, Step::Compute { .. });
+            let experts = (&mut self.experts, &mut written);
+            buffers.backward_step(&mut pass, (&dispatch, step), experts, &inputs, dx)?;
+            if computes {
+                sums.take(B::hidden_sums(&buffers.scratch));
+            }
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
         if !inputs.at_once {
@@ -197,132 +196,6 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         );
         self.stats.backward_bytes = out * (2 * row + 2 * scalar) + back * (row + scalar);
         self.stats.backward_rows = rows;
-    }
-}
-
-impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
-    /// One chunk: rows of x and dy to their instances, through the experts, and dx and dp back to where they came from.
-    fn backward_chunk<C: Collective>(
-        &mut self,
-        pass: &mut Pass<'_, B, C>,
-        chunk: &Chunk<'_>,
-        experts: &mut Experts<B, T>,
-        inputs: &Inputs<'_, B, T>,
-        accumulate: &[bool],
-        dx: &mut B::Buffer<T>,
-    ) -> Result<(), Error> {
-        let (backend, shape) = (pass.backend, *experts.shape());
-        let tokens = inputs.pairs.tokens();
-        backend.row_index_into(chunk.tokens, tokens, &mut self.index)?;
-        let [x, dy] = [inputs.x, inputs.dy].map(|rows| (rows, shape.width));
-        self.traffic
-            .dispatch(pass, chunk, x, &self.index, &mut self.x)?;
-        self.traffic
-            .dispatch(pass, chunk, dy, &self.index, &mut self.dy)?;
-        self.send_weights(pass, chunk, inputs.pairs)?;
-        let rows = RowBuffers {
-            x: &self.x,
-            dy: &self.dy,
-            gate_weights: &self.gate_weights,
-            weights: &self.weights,
-        };
-        let (weights, gradients) = experts.weights_and_gradients();
-        backend.backward(
-            &shape,
-            weights,
-            chunk.grouping.offsets(),
-            &rows,
-            &mut self.scratch,
-            &mut self.out,
-            &mut self.dp,
-            gradients,
-            accumulate,
-        )?;
-        pass.lap(Stage::Backward);
-        self.return_dp(pass, chunk)?;
-        backend.copy(&self.dp, &mut self.all_dp, chunk.first)?;
-        let out = std::mem::take(&mut self.out);
-        let mut traffic = std::mem::take(&mut self.traffic);
-        let back = traffic.give_back(pass, chunk, (&out, shape.width))?;
-        if inputs.at_once {
-            self.combine_dx(backend, (back, shape.width), chunk.pairs, inputs, dx)?;
-        } else {
-            backend.copy(back, &mut self.all_dx, chunk.first * shape.width)?;
-        }
-        (self.out, self.traffic) = (out, traffic);
-        pass.lap(Stage::Compact);
-        Ok(())
-    }
-
-    /// Gate weights and selection weights of the chunk's rows to where the rows are.
-    fn send_weights<C: Collective>(
-        &mut self,
-        pass: &mut Pass<'_, B, C>,
-        chunk: &Chunk<'_>,
-        pairs: &Pairs<'_>,
-    ) -> Result<(), Error> {
-        let [p, w, outgoing, incoming] = &mut self.host.scalars;
-        let of_pair = |pair: &u32| {
-            let pair = *pair as usize;
-            [pairs.gate_weights()[pair], self.host.weights[pair]]
-        };
-        outgoing.clear();
-        outgoing.extend(chunk.pairs.iter().flat_map(of_pair));
-        if !pass.is_alone() {
-            chunk.dispatch(pass.comm, outgoing, 2, incoming)?;
-            outgoing.resize(incoming.len(), 0.0);
-            chunk
-                .grouping
-                .group(columns(incoming, 2), columns_mut(outgoing, 2))?;
-            pass.lap(Stage::Exchange);
-        }
-        for (list, part) in [&mut *p, w].into_iter().zip(0..) {
-            list.clear();
-            list.extend(outgoing.iter().skip(part).step_by(2));
-        }
-        pass.backend.write(p, &mut self.gate_weights)?;
-        pass.backend.write(w, &mut self.weights)?;
-        pass.lap(Stage::Compact);
-        Ok(())
-    }
-
-    /// Brings dp of grouped rows back to the ranks the pairs came from.
-    fn return_dp<C: Collective>(
-        &mut self,
-        pass: &mut Pass<'_, B, C>,
-        chunk: &Chunk<'_>,
-    ) -> Result<(), Error> {
-        if pass.is_alone() {
-            return Ok(());
-        }
-        let [copy, outgoing, incoming, _] = &mut self.host.scalars;
-        ungroup(pass.backend, chunk, &self.dp, [copy, outgoing])?;
-        chunk.give_back(pass.comm, outgoing, 1, incoming)?;
-        pass.backend.write(incoming, &mut self.dp)?;
-        pass.lap(Stage::Exchange);
-        Ok(())
-    }
-
-    /// Writes the sums of each token's rows, in slot order, to dx.
-    fn combine_dx(
-        &mut self,
-        backend: &B,
-        (rows, width): (&B::Buffer<T>, usize),
-        pairs: &[u32],
-        inputs: &Inputs<'_, B, T>,
-        dx: &mut B::Buffer<T>,
-    ) -> Result<(), Error> {
-        let mut weights = None;
-        if inputs.dx_weight == DxWeight::Selection {
-            let ([list, ..], by_pair) = (&mut self.host.scalars, &self.host.weights);
-            list.clear();
-            list.extend(pairs.iter().map(|pair| by_pair[*pair as usize]));
-            backend.write(list, &mut self.weights)?;
-            weights = Some(&self.weights);
-        }
-        let slots = [inputs.pairs.tokens(), inputs.pairs.top_k()];
-        backend.pair_rows_into(pairs, slots, &mut self.pairs)?;
-        Ok(backend.combine(rows, width, &self.pairs, weights, dx)?)
     }
 }
 
@@ -372,8 +245,8 @@ fn checksum(pairs: &[u32], first_pair: u64) -> u64 {
     pairs.iter().map(hash).fold(0, u64::wrapping_add)
 }
 
-/// Weights by local pair id, 0 where a pair is not retained.
-fn per_pair(selection: &Selection, pairs: usize, weights: &mut Vec<f32>) {
+/// Weights by local pair id, 0 where a pair is not selected.
+pub(super) fn per_pair(selection: &Selection, pairs: usize, weights: &mut Vec<f32>) {
     weights.clear();
     weights.resize(pairs, 0.0);
     for (pair, weight) in selection.pairs.iter().zip(&selection.weights) {

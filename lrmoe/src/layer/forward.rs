@@ -1,30 +1,23 @@
 //! Forward pass: loads, quotas, and every pair through its expert, chunk by chunk.
 
+mod chunk;
+
 use lrmoe_comm::Collective;
-use lrmoe_metric::{Pairs, SquaredNorm};
+use lrmoe_metric::{Pairs, Row, SquaredNorm};
 use lrmoe_plan::{Loads, QuotaRequest, Quotas, quotas};
 use lrmoe_route::{RoutingTable, route};
 use ndarray::{Array2, ArrayView2, s};
 
-use super::buffers::{Buffers, ungroup};
-use super::dispatch::{Chunk, Dispatch, rows_between_ranks, rows_leaving};
+use super::dispatch::{Dispatch, rows_between_ranks, rows_leaving};
 use super::element::LayerElement;
-use super::experts::Experts;
-use super::pass::{Pass, on_host};
-use super::stash::{PairStash, Stash, keep};
+use super::line::{Line, Step};
+use super::pass::Pass;
+use super::stash::{Stash, keep};
 use super::stats::{Clock, LayerStats, Stage};
 use super::{Backend, MoeLayer, unmasked};
 use crate::error::Error;
 use crate::policy::{Policy, mask_beyond};
-
-/// The rows and pairs of a pass.
-struct Inputs<'a, B: Backend<T>, T: LayerElement> {
-    /// `[tokens, width]`
-    x: &'a B::Buffer<T>,
-    pairs: &'a Pairs<'a>,
-    /// Whether all rows go in one chunk.
-    at_once: bool,
-}
+use chunk::Inputs;
 
 impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// [`forward`](Self::forward) in the backend's memory: `x` and `y` are `[tokens, width]`. The caller keeps `x` for
@@ -96,6 +89,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let inputs = Inputs {
             x,
             pairs: &pairs,
+            experts: &self.experts,
             at_once: dispatch.rounds() == 1,
         };
         if !inputs.at_once {
@@ -108,11 +102,15 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let scratch = &mut self.buffers.scratch;
         let sums = self.moments.start_forward::<B, T>(scratch, policy)?;
         pass.lap(Stage::Compact);
-        while let Some(chunk) = dispatch.next_chunk()? {
+        let mut line = Line::new(self.config.overlap && !pass.is_alone());
+        while let Some(step) = line.advance(&mut dispatch)? {
             pass.lap(Stage::Route);
-            let (buffers, experts) = (&mut self.buffers, &self.experts);
-            buffers.forward_chunk(&mut pass, &chunk, experts, &inputs, kept, y)?;
-            sums.take(B::hidden_sums(&buffers.scratch));
+            let computes = matches!(step, Step::Compute { .. });
+            let buffers = &mut self.buffers;
+            buffers.forward_step(&mut pass, (&dispatch, step), &inputs, kept, y)?;
+            if computes {
+                sums.take(B::hidden_sums(&buffers.scratch));
+            }
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
         if !inputs.at_once {
@@ -123,7 +121,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         if step.is_some() {
             self.stats.loads = routed.per_expert().to_vec();
             self.stats.dropped = routed.total() - loads.total();
-            self.record_forward(&table, stash.pairs.keeps_norms());
+            self.record_forward(&table, stash.pairs.norms_of() == Some(Row::Hidden));
             stash.step = step;
             stash.first_pair = first_pair;
             self.stash = stash;
@@ -195,7 +193,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         ))
     }
 
-    /// Bytes of rows that leave the rank: x out and y back, with |h|^2 beside each row that comes back.
+    /// Bytes of rows that leave the rank: x out and y back, with |h|^2 beside each row that comes back if `norms`.
     fn record_forward(&mut self, table: &RoutingTable, norms: bool) {
         let rows = rows_between_ranks(table);
         let (out, back) = rows_leaving(&rows, self.rank);
@@ -218,95 +216,23 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             return Ok(Quotas::all(loads));
         };
         let unbounded = vec![u64::MAX; self.config.topology.ranks()];
+        // Where all pairs run backward, it does not matter to memory which of them are selected.
+        let bounded = !self.config.policy.runs_all_backward();
+        let capacities = self.config.capacities.as_deref().filter(|_| bounded);
+        let mut profile = (!self.profile.is_empty()).then_some(&self.profile);
+        let recalibrated;
+        if let (Some(seen), true) = (profile, selecting.recalibration > 0.0) {
+            recalibrated = seen.recalibrated(loads.per_expert(), selecting.recalibration)?;
+            profile = Some(&recalibrated);
+        }
         Ok(quotas(&QuotaRequest {
             loads,
             placement: self.experts.placement(),
-            capacities: self.config.capacities.as_deref().unwrap_or(&unbounded),
+            capacities: capacities.unwrap_or(&unbounded),
             retention: selecting.retention,
             policy: selecting.quotas,
-            profile: (!self.profile.is_empty()).then_some(&self.profile),
+            profile,
             floor: selecting.floor,
         })?)
-    }
-}
-
-impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
-    /// One chunk: rows to their instances, through the experts, and back into `y`, weighted; what is kept per pair beside it.
-    fn forward_chunk<C: Collective>(
-        &mut self,
-        pass: &mut Pass<'_, B, C>,
-        chunk: &Chunk<'_>,
-        experts: &Experts<B, T>,
-        inputs: &Inputs<'_, B, T>,
-        kept: &mut PairStash<B, T>,
-        y: &mut B::Buffer<T>,
-    ) -> Result<(), Error> {
-        let (backend, width, pairs) = (pass.backend, experts.shape().width, inputs.pairs);
-        backend.row_index_into(chunk.tokens, pairs.tokens(), &mut self.index)?;
-        let x = (inputs.x, width);
-        self.traffic
-            .dispatch(pass, chunk, x, &self.index, &mut self.x)?;
-        backend.forward(
-            experts.shape(),
-            experts.weights(),
-            chunk.grouping.offsets(),
-            &self.x,
-            &mut self.scratch,
-            &mut self.out,
-            kept.keeps_norms().then_some(&mut self.norms),
-        )?;
-        pass.lap(Stage::Forward);
-        let back = self.traffic.give_back(pass, chunk, (&self.out, width))?;
-        let [gate_weights, ..] = &mut self.host.scalars;
-        gate_weights.clear();
-        let of_pair = |pair: &u32| pairs.gate_weights()[*pair as usize];
-        gate_weights.extend(chunk.pairs.iter().map(of_pair));
-        backend.write(gate_weights, &mut self.gate_weights)?;
-        let slots = [pairs.tokens(), pairs.top_k()];
-        backend.pair_rows_into(chunk.pairs, slots, &mut self.pairs)?;
-        let weights = Some(&self.gate_weights);
-        if inputs.at_once {
-            backend.combine(back, width, &self.pairs, weights, y)?;
-        } else {
-            let sums = T::sums::<B>(y, &mut self.sums);
-            backend.scatter_add(back, width, &self.pairs, weights, sums)?;
-        }
-        if kept.keeps_outputs() {
-            kept.take_outputs(chunk.pairs, on_host(backend, back, &mut self.host.rows)?);
-        }
-        pass.lap(Stage::Compact);
-        if kept.keeps_norms() {
-            self.return_norms(pass, chunk)?;
-            backend.copy(&self.norms, &mut self.all_norms, chunk.first)?;
-            pass.lap(Stage::Exchange);
-        }
-        Ok(())
-    }
-
-    /// Brings |h|^2 of grouped rows back to the ranks the pairs came from.
-    fn return_norms<C: Collective>(
-        &mut self,
-        pass: &mut Pass<'_, B, C>,
-        chunk: &Chunk<'_>,
-    ) -> Result<(), Error> {
-        if pass.is_alone() {
-            return Ok(());
-        }
-        let [outgoing, incoming] = &mut self.host.words;
-        let [copy, norms] = &mut self.host.norms;
-        ungroup(pass.backend, chunk, &self.norms, [copy, norms])?;
-        outgoing.clear();
-        outgoing.extend(
-            norms
-                .iter()
-                .flat_map(|norm| [norm.significand.to_bits(), norm.scale]),
-        );
-        chunk.give_back(pass.comm, outgoing, 2, incoming)?;
-        norms.clear();
-        norms.extend(incoming.chunks_exact(2).map(|words| SquaredNorm {
-            significand: f32::from_bits(words[0]),
-            scale: words[1],
-        }));
-        Ok(pass.backend.write(norms, &mut self.norms)?)
     }
 }

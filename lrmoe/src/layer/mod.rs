@@ -7,6 +7,8 @@ mod dispatch;
 mod element;
 mod experts;
 mod forward;
+mod full_grad;
+mod line;
 mod moments;
 mod oracle;
 mod parameters;
@@ -16,6 +18,7 @@ mod select;
 mod stash;
 mod state;
 mod stats;
+mod traffic;
 
 use lrmoe_comm::Collective;
 use lrmoe_kernels::{CompactRows, ComputeExperts, Cpu, ExpertBuffers, FfnShape, SelectPairs};
@@ -60,6 +63,8 @@ pub struct LayerConfig {
     /// Most rows a rank takes at once, in both passes. The backward pass does not depend on it to the bit; y does within rounding, and so do
     /// weight gradients with rows in bf16.
     pub chunk_rows: u64,
+    /// Whether chunks travel while another is computed with: a second set of rows on their way, and the same results to the bit.
+    pub overlap: bool,
     /// Most rows a rank can hold in the backward pass, `[ranks]`; `None` where memory sets no bound.
     pub capacities: Option<Vec<u64>>,
     /// What is run backward, where experts live, what is dropped.
@@ -161,6 +166,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         if config.chunk_rows == 0 {
             return Err(Error::NoChunk);
         }
+        config.policy.check()?;
         let placement = first_placement(&config)?;
         Ok(Self {
             rank,
@@ -192,8 +198,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// where they are until the next update.
     ///
     /// # Errors
-    /// A SYMI policy whose capacities cannot be had.
+    /// Settings that contradict each other; a SYMI policy whose capacities cannot be had.
     pub fn set_policy(&mut self, policy: Policy) -> Result<(), Error> {
+        policy.check()?;
         self.config.policy = policy;
         self.symi = symi_capacity(&self.config)?;
         self.stash.step = None;

@@ -1,7 +1,7 @@
 //! Which pairs run backward.
 
 use lrmoe_comm::Collective;
-use lrmoe_metric::{Draw, Pairs, Selection};
+use lrmoe_metric::{Draw, Pairs, Row, Selection, SquaredNorm, rescale};
 
 use super::buffers::Buffers;
 use super::element::LayerElement;
@@ -12,6 +12,15 @@ use crate::error::Error;
 use crate::exchange::Over;
 use crate::policy::{Policy, Selecting};
 
+/// Rows that a score may take the norms of.
+struct Rows<'a, B: Backend<T>, T: LayerElement> {
+    /// `[tokens, width]`, as dy.
+    x: &'a B::Buffer<T>,
+    dy: &'a B::Buffer<T>,
+    /// The norms themselves, of what there is per pair.
+    of_pairs: &'a B::Buffer<SquaredNorm>,
+}
+
 impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// Makes the selection of `selector` the pairs of this rank that run backward, by the policy.
     pub(super) fn choose<C: Collective>(
@@ -20,7 +29,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         clock: &mut Clock,
         (stash, step): (&Stash<B, T>, u32),
         pairs: &Pairs<'_>,
-        dy: &B::Buffer<T>,
+        [x, dy]: [&B::Buffer<T>; 2],
     ) -> Result<(), Error> {
         match self.config.policy {
             Policy::Lrmoe(selecting) => {
@@ -30,15 +39,10 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
                     step,
                     layer: self.config.layer,
                 };
-                let h = stash.pairs.h_norms();
-                self.select(
-                    comm,
-                    clock,
-                    selecting,
-                    (pairs, dy, h),
-                    quotas.as_slice(),
-                    draw,
-                )
+                let of_pairs = stash.pairs.norms();
+                let rows = Rows { x, dy, of_pairs };
+                let quotas = quotas.as_slice();
+                self.select(comm, clock, selecting, (pairs, rows), quotas, draw)
             }
             _ => {
                 let Selection {
@@ -58,31 +62,34 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         comm: &mut C,
         clock: &mut Clock,
         selecting: Selecting,
-        (pairs, dy, h): (
-            &Pairs<'_>,
-            &B::Buffer<T>,
-            Option<&B::Buffer<lrmoe_metric::SquaredNorm>>,
-        ),
+        (pairs, rows): (&Pairs<'_>, Rows<'_, B, T>),
         quotas: &[u32],
         draw: Draw,
     ) -> Result<(), Error> {
         let backend = &self.backend;
         let of_backend = backend.pairs(pairs)?;
-        let needs_dy = selecting.score.needs_dy();
+        let score = selecting.score;
         let Buffers {
-            dy_norms: norms,
+            dy_norms,
+            x_norms,
             scores,
             ..
         } = &mut self.buffers;
-        if needs_dy {
-            let shape = [pairs.tokens(), self.config.shape.width];
-            backend.squared_norms(dy, shape, norms)?;
+        let shape = [pairs.tokens(), self.config.shape.width];
+        if score.has_dy() {
+            backend.squared_norms(rows.dy, shape, dy_norms)?;
         }
-        let dy = needs_dy.then_some(&*norms);
+        let of_rows = match score.row() {
+            Some(Row::Input) => {
+                backend.squared_norms(rows.x, shape, x_norms)?;
+                Some(&*x_norms)
+            }
+            row => row.map(|_| rows.of_pairs),
+        };
         backend.score_into(
-            selecting.score,
+            score,
             &of_backend,
-            [dy, h],
+            [score.has_dy().then_some(&*dy_norms), of_rows],
             &mut Over(comm),
             scores,
         )?;
@@ -91,7 +98,6 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let decay = self.config.profile_decay;
         self.profile
             .observe(pairs, &on_host, decay, &mut Over(comm))?;
-        self.scores = self.keeps_scores.then(|| on_host.into_owned());
         clock.lap(&mut self.stats.seconds, Stage::Score);
         backend.select_to_host(
             selecting.method,
@@ -102,6 +108,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             &mut Over(comm),
             &mut self.selector,
         )?;
+        let kept = &mut self.selector.selection;
+        rescale(selecting.rescale, pairs, &on_host, kept, &mut Over(comm))?;
+        self.scores = self.keeps_scores.then(|| on_host.into_owned());
         clock.lap(&mut self.stats.seconds, Stage::Select);
         Ok(())
     }

@@ -32,7 +32,7 @@ pub struct StepRecord {
     pub seconds: f64,
     /// Tokens of the global batch per second.
     pub tokens_per_second: f64,
-    /// Retained pairs over routed pairs, all layers together.
+    /// Pairs that ran backward over routed pairs, all layers together.
     pub retention: f64,
     /// Measured wall time in the MoE layers on the slowest rank.
     pub moe_seconds: f64,
@@ -60,11 +60,11 @@ pub struct StepRecord {
 pub struct LayerRecord {
     /// Pairs per expert over all ranks.
     pub load: Vec<u32>,
-    /// Pairs per expert that were to run backward.
+    /// Pairs per expert that were to be selected for its weight gradients.
     pub quota: Vec<u32>,
-    /// Pairs that ran backward.
+    /// Pairs that ran backward: those selected, or with scope wgrad all.
     pub retained: u64,
-    /// Checksum of these pairs in hexadecimal digits: the same for the same pairs, on any number of ranks and on any device.
+    /// Checksum of the selected pairs in hexadecimal digits: the same for the same pairs, on any number of ranks and on any device.
     #[serde(default)]
     pub selection: String,
     /// Share of its pairs that was to run backward, of a policy that selects them.

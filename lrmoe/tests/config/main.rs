@@ -58,7 +58,7 @@ fn a_text_is_enough() {
 }
 
 /// Every option with a value that is not its default, as on the command line and in TOML.
-const OPTIONS: [(&str, &str, &str); 47] = [
+const OPTIONS: [(&str, &str, &str); 50] = [
     ("text", "b.txt", "['b.txt']"),
     ("out", "there", "'there'"),
     ("record-trace", "t", "'t'"),
@@ -68,9 +68,12 @@ const OPTIONS: [(&str, &str, &str); 47] = [
     ("policy", "symi", "'symi'"),
     ("retention", "0.25", "0.25"),
     ("retention-schedule", "warmup:9", "'warmup:9'"),
-    ("score", "forward", "'forward'"),
+    ("score", "full-grad", "'full-grad'"),
     ("select", "top", "'top'"),
     ("quota-policy", "value", "'value'"),
+    ("recalibration", "0.5", "0.5"),
+    ("rescale", "mass", "'mass'"),
+    ("scope", "wgrad", "'wgrad'"),
     ("dx-weight", "1", "'1'"),
     ("router-gradient", "all", "'all'"),
     ("compensation", "moments", "'moments'"),
@@ -118,6 +121,7 @@ fn every_option_works_in_both_places() {
     // What an option needs beside it to have an effect.
     let beside = |key: &str| match key {
         "capacity-factor" => Some(("policy", "symi")),
+        "rescale" => Some(("select", "top")),
         "record-pairs-every" => Some(("record-trace", "t")),
         "oracle-draws" => Some(("oracle-every", "5")),
         _ => None,
@@ -170,6 +174,28 @@ fn the_command_line_wins() {
     assert_eq!((selecting.retention, selecting.score), (0.9, Score::Gate));
     assert_eq!(selecting.method, Method::Priority);
     assert_eq!(selecting.quotas, QuotaPolicy::Proportional);
+}
+
+/// Where no quota policy is named, that which suits the selection.
+#[test]
+fn quotas_follow_the_selection() {
+    for (line, expected) in [
+        ("", QuotaPolicy::Proportional),
+        ("--select priority", QuotaPolicy::Proportional),
+        ("--select top", QuotaPolicy::Blend),
+        (
+            "--select top --quota-policy proportional",
+            QuotaPolicy::Proportional,
+        ),
+        ("--quota-policy blend", QuotaPolicy::Blend),
+        ("--quota-policy value", QuotaPolicy::Value),
+        ("--quota-policy neyman", QuotaPolicy::Neyman),
+    ] {
+        let Policy::Lrmoe(selecting) = resolve(line).unwrap().policy else {
+            panic!("{line}");
+        };
+        assert_eq!(selecting.quotas, expected, "{line}");
+    }
 }
 
 #[test]
@@ -242,6 +268,18 @@ fn contradictions_are_refused_with_their_values() {
         (
             "--compare lrmoe@-1",
             "retention -1 is out of range, must be 0 to 1",
+        ),
+        (
+            "--recalibration 1.5 --policy symi",
+            "recalibration 1.5 is out of range, must be 0 to 1",
+        ),
+        (
+            "--rescale count",
+            "rescale count is for select top: the weights of priority already make up for the pairs left out",
+        ),
+        (
+            "--scope wgrad --dx-weight w",
+            "dx-weight w is for scope pair: with wgrad all pairs run backward and add to the input's gradient with weight 1",
         ),
         (
             "--compare symi,lrmoe@0.5,symi",
@@ -383,6 +421,11 @@ fn words_that_mean_nothing_are_refused() {
         ("--score best", "best"),
         ("--select best", "best"),
         ("--quota-policy best", "best"),
+        ("--rescale best", "best"),
+        (
+            "--scope best",
+            "unknown scope `best`, must be pair or wgrad",
+        ),
         ("--dx-weight 2", "unknown dx weight `2`, must be 1 or w"),
         ("--router-gradient best", "best"),
         (

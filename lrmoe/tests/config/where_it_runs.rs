@@ -31,6 +31,9 @@ fn devices_are_known_and_built_or_refused() {
         ] {
             if built {
                 assert_eq!(resolved.unwrap().device, device);
+                let error = resolve(&format!("--device {name} --score full-grad"));
+                let error = error.unwrap_err().to_string();
+                assert!(error.contains(&format!("cpu alone, not {name}")), "{error}");
             } else {
                 let error = resolved.unwrap_err().to_string();
                 assert!(error.contains(&format!("--features {feature}")), "{error}");

@@ -51,6 +51,21 @@ pub(crate) fn losses_and_files() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Exchanges while the ranks compute change nothing, with threads and with processes.
+pub(crate) fn overlap() -> Result<(), Failed> {
+    let folder = Folder::new();
+    let run = format!("{RUN} --chunk-rows 7");
+    assert_success(&folder.threads(&format!("{run} --out off")));
+    assert_success(&folder.threads(&format!("{run} --overlap on --out threads")));
+    let options = format!("{run} --overlap on --out processes");
+    assert_success(&folder.mpirun("", &options).output()?);
+    for on in ["threads", "processes"] {
+        assert_eq!(folder.losses("off"), folder.losses(on), "{on}");
+        assert_eq!(folder.tensors("off"), folder.tensors(on), "{on}");
+    }
+    Ok(())
+}
+
 /// A run goes on with processes where threads left it, bit for bit.
 pub(crate) fn resumes() -> Result<(), Failed> {
     let folder = Folder::new();
