@@ -293,7 +293,6 @@ impl TrainOptions {
 
     /// A policy with the options that shape it; `retention` stands before the option.
     fn policy(&self, name: PolicyName, retention: Option<f64>) -> Result<Policy, ConfigError> {
-        let standard = Selecting::default();
         // Checked for every policy: a wrong value is wrong even where it has no effect.
         let retention = self.mean_retention(retention)?;
         let capacity_factor = above("capacity-factor", self.capacity_factor.unwrap_or(1.0), 0.0)?;

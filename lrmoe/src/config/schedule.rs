@@ -91,8 +91,8 @@ impl TrainOptions {
         let standard = [Selecting::default().retention];
         let given = match (&of_all, &self.retention) {
             (Some(one), _) => std::slice::from_ref(one),
-            (None, Some(layers)) if !layers.is_empty() => layers,
-            (None, _) => &standard,
+            (None, Some(layers)) if !layers.is_empty() => layers.as_slice(),
+            (None, _) => &standard[..],
         };
         for &share in given {
             within("retention", share, 0.0..=1.0)?;
