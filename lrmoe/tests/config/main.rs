@@ -58,7 +58,7 @@ fn a_text_is_enough() {
 }
 
 /// Every option with a value that is not its default, as on the command line and in TOML.
-const OPTIONS: [(&str, &str, &str); 50] = [
+const OPTIONS: [(&str, &str, &str); 51] = [
     ("text", "b.txt", "['b.txt']"),
     ("out", "there", "'there'"),
     ("record-trace", "t", "'t'"),
@@ -90,6 +90,7 @@ const OPTIONS: [(&str, &str, &str); 50] = [
     ("threads", "3", "3"),
     ("slots", "7", "7"),
     ("chunk-rows", "128", "128"),
+    ("overlap", "on", "'on'"),
     ("budget-mib", "64", "64"),
     ("cluster", "8xH200", "'8xH200'"),
     ("deadline-seconds", "5", "5"),
