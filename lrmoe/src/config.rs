@@ -9,6 +9,7 @@ mod device;
 mod dtype;
 mod error;
 mod options;
+mod schedule;
 mod switch;
 
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ pub use device::{Cards, Device};
 pub use dtype::Dtype;
 pub use error::ConfigError;
 pub use options::TrainOptions;
+pub use schedule::RetentionSchedule;
 pub use switch::Switch;
 
 use error::above;
@@ -47,6 +49,10 @@ pub struct TrainConfig {
     pub activation: Activation,
     /// How the MoE layers treat their pairs.
     pub policy: Policy,
+    /// Retention of each layer, where they differ; the policy has their mean.
+    pub layer_retention: Option<Vec<f64>>,
+    /// How the retention changes over the run.
+    pub retention_schedule: RetentionSchedule,
     /// Policies to run one after another and compare; empty for a single run of `policy`.
     pub compare: Vec<Contender>,
     /// Where the MoE layers compute.
@@ -168,6 +174,8 @@ impl TrainOptions {
             text,
             activation: self.activation.unwrap_or(Activation::SwiGlu),
             policy,
+            layer_retention: self.layer_retention(model.layers)?,
+            retention_schedule: self.retention_schedule(steps)?,
             compare,
             oracle_every,
             oracle_draws,
@@ -285,10 +293,8 @@ impl TrainOptions {
 
     /// A policy with the options that shape it; `retention` stands before the option.
     fn policy(&self, name: PolicyName, retention: Option<f64>) -> Result<Policy, ConfigError> {
-        let standard = Selecting::default();
-        let retention = retention.or(self.retention).unwrap_or(standard.retention);
         // Checked for every policy: a wrong value is wrong even where it has no effect.
-        let retention = within("retention", retention, 0.0..=1.0)?;
+        let retention = self.mean_retention(retention)?;
         let capacity_factor = above("capacity-factor", self.capacity_factor.unwrap_or(1.0), 0.0)?;
         let selecting = self.selecting(retention)?;
         Ok(match name {
@@ -333,7 +339,11 @@ impl TrainOptions {
                 return Err(ConfigError::Repeated { name });
             }
             let policy = self.policy(given.policy, given.retention)?;
-            contenders.push(Contender { name, policy });
+            contenders.push(Contender {
+                name,
+                policy,
+                layers_differ: given.retention.is_none(),
+            });
         }
         Ok(contenders)
     }

@@ -83,4 +83,6 @@ pub struct Contender {
     pub name: String,
     /// What it runs.
     pub policy: Policy,
+    /// Whether layers have a retention of their own where the options give them one, rather than all that of the name.
+    pub layers_differ: bool,
 }

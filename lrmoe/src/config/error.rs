@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use lrmoe_metric::Rescale;
 
 use super::device::Device;
+use super::schedule::RetentionSchedule;
 use crate::model::ModelError;
 
 /// What makes options unusable.
@@ -147,6 +148,30 @@ pub enum ConfigError {
     Policy {
         /// The name given.
         name: String,
+    },
+    /// A schedule of retention that does not exist.
+    #[error(
+        "unknown schedule `{text}`, must be constant, linear:FROM:TO with shares from 0 to 1, warmup:STEPS or adaptive:VARIANCE[:STEPS] with numbers above 0"
+    )]
+    Schedule {
+        /// The text given.
+        text: String,
+    },
+    /// A schedule that needs no retention, and one.
+    #[error(
+        "schedule {schedule} says what the retention is in every step; leave retention out, or use warmup or adaptive, which take it up"
+    )]
+    TwoRetentions {
+        /// The schedule.
+        schedule: RetentionSchedule,
+    },
+    /// Neither one retention nor one for each layer.
+    #[error("retention has {given} values for {layers} layers, must have 1 or {layers}")]
+    Layers {
+        /// Values given.
+        given: usize,
+        /// Layers of the model.
+        layers: usize,
     },
     /// A retention that is no number, or stands behind a policy that retains everything.
     #[error("`{text}` is not POLICY or lrmoe@RETENTION")]

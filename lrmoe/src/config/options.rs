@@ -13,6 +13,7 @@ use crate::policy::{Compensation, DxWeight, RouterGradient, Scope};
 use super::all_to_all::AllToAll;
 use super::contender::{ContenderName, PolicyName};
 use super::device::Device;
+use super::schedule::RetentionSchedule;
 use super::switch::Switch;
 
 /// Options of a training run as given, on the command line or in a TOML file with the same names.
@@ -65,9 +66,23 @@ pub struct TrainOptions {
     #[arg(long, value_name = "NAME", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) policy: Option<PolicyName>,
-    /// Share of the routed pairs that runs backward, 0 to 1; 0 freezes the experts. For lrmoe [default: 0.5]
-    #[arg(long, value_name = "SHARE", help_heading = "Policy")]
-    pub(super) retention: Option<f64>,
+    /// Share of the routed pairs that runs backward, 0 to 1; 0 freezes the experts. One for all layers, or one for each, such as 0.5,0.25. For
+    /// lrmoe [default: 0.5]
+    #[arg(
+        long,
+        value_name = "SHARES",
+        value_delimiter = ',',
+        help_heading = "Policy"
+    )]
+    #[serde(deserialize_with = "shares")]
+    pub(super) retention: Option<Vec<f64>>,
+    /// How the retention changes over the run: constant; linear:FROM:TO (in a line over the steps, in place of --retention); warmup:STEPS (all
+    /// pairs for STEPS steps, then --retention); or adaptive:VARIANCE[:STEPS], which sets it layer by layer so that selecting adds VARIANCE times
+    /// the variance that the minibatch gives to the weight gradient, measured every STEPS steps [20] by three more backward passes, and starts at
+    /// --retention [default: constant]
+    #[arg(long, value_name = "SCHEDULE", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) retention_schedule: Option<RetentionSchedule>,
     /// What a pair is judged by: down-grad (its term in the gradient of the down projection), input-grad or gate-grad (norm of dy times that of
     /// the input, or alone), forward, out-norm or gate (known before backward: norm of the hidden row, of the output, or neither), random; or
     /// full-grad (its terms in all weight gradients; on the cpu, by running every pair backward first: for measuring the others)
@@ -271,6 +286,7 @@ impl TrainOptions {
             oracle_draws: self.oracle_draws.or(other.oracle_draws),
             policy: self.policy.or(other.policy),
             retention: self.retention.or(other.retention),
+            retention_schedule: self.retention_schedule.or(other.retention_schedule),
             score: self.score.or(other.score),
             select: self.select.or(other.select),
             quota_policy: self.quota_policy.or(other.quota_policy),
@@ -340,6 +356,23 @@ fn one_or_many<'de, D: Deserializer<'de>>(
     Ok(Some(match Paths::deserialize(deserializer)? {
         Paths::One(path) => vec![path],
         Paths::Many(paths) => paths,
+    }))
+}
+
+/// A share, a list of them, or such a list as on the command line.
+fn shares<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<f64>>, D::Error> {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged, expecting = "expected a share or a list of shares")]
+    enum Shares {
+        One(f64),
+        Many(Vec<f64>),
+        Text(String),
+    }
+    let parse = |text: &str| text.trim().parse::<f64>().map_err(D::Error::custom);
+    Ok(Some(match Shares::deserialize(deserializer)? {
+        Shares::One(share) => vec![share],
+        Shares::Many(shares) => shares,
+        Shares::Text(text) => text.split(',').map(parse).collect::<Result<Vec<_>, _>>()?,
     }))
 }
 

@@ -207,6 +207,15 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         Ok(())
     }
 
+    /// Runs this share of the pairs backward from the next forward pass on, which refuses what is not in [0, 1]. A backward pass that has not come yet
+    /// is given up. It means nothing to a policy that does not select.
+    pub fn set_retention(&mut self, retention: f64) {
+        if let Policy::Lrmoe(selecting) = &mut self.config.policy {
+            selecting.retention = retention;
+            self.stash.step = None;
+        }
+    }
+
     /// Where experts live now.
     pub fn placement(&self) -> &Placement {
         self.experts.placement()

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::error::Error;
-use crate::train::StepRecord;
+use crate::train::{LayerSummary, OracleSummary, StepRecord};
 
 /// A run's figures up to one of its evaluations, sums over the steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -32,6 +32,8 @@ pub struct Curve {
     pub(super) retention: f64,
     /// Pairs dropped in forward and backward, over all pairs.
     pub(super) dropped: f64,
+    /// Gradients against those of all pairs, layer by layer; empty where the oracle was not asked.
+    pub(super) quality: Vec<LayerSummary>,
 }
 
 impl Curve {
@@ -60,6 +62,8 @@ impl Curve {
         }
         let share = |pairs: u64| pairs as f64 / routed.max(1) as f64;
         (curve.retention, curve.dropped) = (share(retained), share(dropped));
+        let quality = OracleSummary::new(records).map(|summary| summary.layers);
+        curve.quality = quality.unwrap_or_default();
         curve
     }
 

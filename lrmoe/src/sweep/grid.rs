@@ -6,7 +6,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::SweepError;
-use crate::config::{TrainConfig, TrainOptions};
+use crate::config::{RetentionSchedule, TrainConfig, TrainOptions};
 use crate::policy::Policy;
 
 /// Most groups of runs.
@@ -321,9 +321,10 @@ fn options_of(options: &Table) -> String {
 fn name(config: &TrainConfig, common: &Table, cell: &Table) -> String {
     let mut name = config.policy.name().to_owned();
     if let Policy::Lrmoe(selecting) = &config.policy {
-        name += &match cell.get("retention") {
-            Some(given) => format!("@{}", plain(given)),
-            None => format!("@{}", selecting.retention),
+        name += &match (cell.get("retention"), config.retention_schedule) {
+            (Some(given), _) => format!("@{}", plain(given)),
+            (None, RetentionSchedule::Linear { .. }) => String::new(),
+            (None, _) => format!("@{}", selecting.retention),
         };
     }
     for (key, value) in cell {

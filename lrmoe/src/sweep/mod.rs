@@ -33,18 +33,21 @@
 mod curve;
 mod error;
 mod grid;
+mod header;
 mod page;
+mod quality;
 mod report;
 mod run;
 mod spread;
 mod table;
+mod target;
 
 pub use curve::Curve;
 pub use error::SweepError;
 pub use grid::{Grid, Group, Section};
+pub use header::Header;
 pub use page::page;
-pub use report::{
-    Figures, Gap, GroupReport, Header, Point, Reached, Report, SectionReport, TargetReport,
-};
+pub use report::{Figures, Gap, GroupReport, Point, Report, SectionReport};
 pub use run::{Left, Run, State, Sweep};
 pub use spread::Spread;
+pub use target::{Reached, TargetReport};

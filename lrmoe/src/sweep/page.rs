@@ -97,6 +97,9 @@ fn add(
             content: lines(plot, &axes, &drawn)?,
         });
     }
+    if let Some(gradients) = report.gradients(section) {
+        sections.push(table("gradients of the layers", gradients));
+    }
     for (index, target) in report.header.targets.iter().enumerate() {
         let name = format!("to a held-out loss of {target}");
         sections.push(table(&name, report.target(section, index)));

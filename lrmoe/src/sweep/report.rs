@@ -4,14 +4,13 @@ use serde::Serialize;
 
 use super::curve::{Curve, Passed};
 use super::grid::{Grid, Group};
+use super::header::Header;
+use super::quality;
 use super::run::{State, Sweep};
 use super::spread::Spread;
+use super::target::{TargetReport, derived};
 use crate::policy::Policy;
-
-/// Gap that a comparison needs at least, as a share of the ceiling's loss.
-const LEAST_GAP: f64 = 0.1;
-/// Where the ceiling's way the targets lie if none are given.
-const TARGETS: [f64; 3] = [1.0 / 2.0, 2.0 / 3.0, 5.0 / 6.0];
+use crate::train::LayerSummary;
 
 /// A sweep's figures, over the runs that are finished.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -24,31 +23,6 @@ pub struct Report {
     pub groups: Vec<GroupReport>,
     /// The tables of the grid.
     pub sections: Vec<SectionReport>,
-}
-
-/// What the figures of a sweep rest on.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Header {
-    /// What the sweep is about.
-    pub title: String,
-    /// Seeds of every group.
-    pub seeds: Vec<u64>,
-    /// Names of sizes and settings with their values, those of all groups.
-    pub settings: Vec<(String, String)>,
-    /// Cores of the machine that made the report.
-    pub cores: usize,
-    /// Whether measured seconds are given.
-    pub timed: bool,
-    /// Held-out losses whose reaching is reported, nats per byte, falling.
-    pub targets: Vec<f64>,
-    /// Runs of the grid.
-    pub runs: usize,
-    /// Those that are not finished.
-    pub missing: Vec<String>,
-    /// What to be wary of.
-    pub notes: Vec<String>,
-    /// What is counted, and how.
-    pub counted: Vec<String>,
 }
 
 /// The controls.
@@ -87,6 +61,8 @@ pub struct GroupReport {
     pub peak_buffer_bytes: Spread,
     /// Target by target.
     pub targets: Vec<TargetReport>,
+    /// Gradients against those of all pairs, layer by layer, mean over steps and seeds; empty where the oracle was not asked.
+    pub quality: Vec<LayerSummary>,
     /// Evaluation by evaluation.
     pub curve: Vec<Point>,
 }
@@ -104,36 +80,6 @@ pub struct Figures {
     pub backward_bytes: Spread,
     /// Sent from rank to rank forward, backward and with the update.
     pub bytes: Spread,
-}
-
-/// How soon a group came to a loss.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct TargetReport {
-    /// The loss, nats per byte.
-    pub target: f64,
-    /// Runs that reached it.
-    pub reached: usize,
-    /// Finished runs.
-    pub runs: usize,
-    /// Over those that did.
-    pub figures: Option<Reached>,
-}
-
-/// What a loss took.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Reached {
-    /// Steps.
-    pub steps: Spread,
-    /// Measured seconds in the MoE layers.
-    pub moe_seconds: Option<Spread>,
-    /// Measured seconds saved against the quickest `symi` group that reached it with all seeds, as a share, seed by seed.
-    pub moe_seconds_saved: Option<Spread>,
-    /// Modelled seconds in the MoE layers.
-    pub modelled_moe_seconds: Spread,
-    /// The same of modelled seconds.
-    pub modelled_moe_seconds_saved: Option<Spread>,
-    /// Sent from rank to rank backward.
-    pub backward_bytes: Spread,
 }
 
 /// An evaluation of a group, mean over the seeds; the loss with its band.
@@ -165,7 +111,7 @@ pub struct SectionReport {
 }
 
 /// The finished runs of a group: seed and curve.
-type Finished<'a> = Vec<(u64, &'a Curve)>;
+pub(super) type Finished<'a> = Vec<(u64, &'a Curve)>;
 
 impl Report {
     /// What the finished runs of a sweep say.
@@ -242,6 +188,7 @@ impl GroupReport {
             dropped: spread(|curve| curve.dropped).mean,
             peak_buffer_bytes: spread(|curve| curve.peak_buffer_bytes as f64),
             targets: Vec::new(),
+            quality: quality::mean_over(runs),
             curve: points(runs, timed),
         }
     }
@@ -269,52 +216,8 @@ impl Figures {
     }
 }
 
-impl TargetReport {
-    fn of(runs: &Finished<'_>, symi: &[&Finished<'_>], target: f64, grid: &Grid) -> Self {
-        let reached = |runs: &Finished<'_>| -> Vec<(u64, Passed)> {
-            let all = runs.iter();
-            all.filter_map(|(seed, curve)| Some((*seed, curve.reached(target)?)))
-                .collect()
-        };
-        let mine = reached(runs);
-        let others: Vec<_> = symi.iter().map(|runs| reached(runs)).collect();
-        let whole = others.iter().filter(|runs| runs.len() == grid.seeds.len());
-        let whole: Vec<_> = whole.collect();
-        let saved = |of: fn(&Passed) -> f64| {
-            let sum = |runs: &&&Vec<(u64, Passed)>| runs.iter().map(|(_, at)| of(at)).sum::<f64>();
-            let best = whole.iter().min_by(|a, b| sum(a).total_cmp(&sum(b)))?;
-            let pairs = paired(&mine, best);
-            let saved: Vec<f64> = pairs
-                .map(|(mine, best)| 1.0 - of(mine) / of(best))
-                .collect();
-            Spread::of(&saved)
-        };
-        let spread = |of: fn(&Passed) -> f64| {
-            let values: Vec<f64> = mine.iter().map(|(_, at)| of(at)).collect();
-            Spread::of(&values)
-        };
-        let seconds = |of: Option<Spread>| of.filter(|_| grid.timed);
-        let figures = || {
-            Some(Reached {
-                steps: spread(|at| at.steps)?,
-                moe_seconds: seconds(spread(|at| at.moe_seconds)),
-                moe_seconds_saved: seconds(saved(|at| at.moe_seconds)),
-                modelled_moe_seconds: spread(|at| at.modelled_moe_seconds)?,
-                modelled_moe_seconds_saved: saved(|at| at.modelled_moe_seconds),
-                backward_bytes: spread(|at| at.backward_bytes)?,
-            })
-        };
-        Self {
-            target,
-            reached: mine.len(),
-            runs: runs.len(),
-            figures: figures(),
-        }
-    }
-}
-
 /// What both have of a seed.
-fn paired<'a, T>(
+pub(super) fn paired<'a, T>(
     mine: &'a [(u64, T)],
     others: &'a [(u64, T)],
 ) -> impl Iterator<Item = (&'a T, &'a T)> {
@@ -363,7 +266,7 @@ fn kept(runs: &Finished<'_>, (ceiling, floor): (&Finished<'_>, &Finished<'_>)) -
 }
 
 /// The curve of a group, at the evaluations that all its runs have.
-fn points(runs: &Finished<'_>, timed: bool) -> Vec<Point> {
+pub(super) fn points(runs: &Finished<'_>, timed: bool) -> Vec<Point> {
     let evaluations = runs.iter().map(|(_, curve)| curve.passed.len()).min();
     let point = |index: usize| {
         let of = |what: fn(&Passed) -> f64| {
@@ -385,151 +288,4 @@ fn points(runs: &Finished<'_>, timed: bool) -> Vec<Point> {
         }
     };
     (0..evaluations.unwrap_or(0)).map(point).collect()
-}
-
-/// Losses of the ceiling on its way, rounded to thousandths.
-fn derived(ceiling: &Finished<'_>) -> Vec<f64> {
-    let points = points(ceiling, false);
-    let Some(last) = points.last() else {
-        return Vec::new();
-    };
-    let at = |share: f64| {
-        let step = share * last.step;
-        let after = points.iter().position(|point| point.step >= step)?;
-        let before = after.saturating_sub(1);
-        let (a, b) = (&points[before], &points[after]);
-        let part = match b.step > a.step {
-            true => ((step - a.step) / (b.step - a.step)).max(0.0),
-            false => 0.0,
-        };
-        Some((1e3 * (a.loss + part * (b.loss - a.loss))).round() / 1e3)
-    };
-    let mut targets: Vec<f64> = TARGETS.into_iter().filter_map(at).collect();
-    targets.sort_by(|a, b| b.total_cmp(a));
-    targets.dedup();
-    targets
-}
-
-impl Header {
-    fn of(sweep: &Sweep, targets: Vec<f64>, gap: Option<&Gap>) -> Self {
-        let grid = sweep.grid();
-        let missing = sweep.runs().iter();
-        let missing = missing.filter(|run| !matches!(run.state, State::Finished(_)));
-        let missing: Vec<String> = missing.map(|run| run.name.clone()).collect();
-        let mut notes = Vec::new();
-        if !missing.is_empty() {
-            notes.push(format!(
-                "{} of {} runs are not finished",
-                missing.len(),
-                sweep.runs().len()
-            ));
-        }
-        match gap {
-            _ if grid.ceiling.is_none() || grid.floor.is_none() => notes.push(
-                "no share of the gap can be given: mark a dropless group with `control = \"ceiling\"` and one of retention 0 with `control = \"floor\"`"
-                    .to_owned(),
-            ),
-            Some(gap) if gap.share_of_loss < LEAST_GAP => notes.push(format!(
-                "the gap between frozen experts and dropless is {:.1} % of the loss, less than {:.0} %: these runs are too short, or their model has too little need of \
-                 its experts, to tell methods apart well",
-                100.0 * gap.share_of_loss,
-                100.0 * LEAST_GAP
-            )),
-            _ => {}
-        }
-        if grid.seeds.len() < 3 {
-            notes.push("fewer than three seeds: the spread says little".to_owned());
-        }
-        let mut counted = vec![
-            "held-out loss: of the end of the run, nats per byte; +- is the standard error over the seeds".to_owned(),
-            "of the gap: (floor - loss) / (floor - ceiling), seed by seed, then mean and standard error".to_owned(),
-            "to a loss: until the held-out loss first came down to it, between two evaluations in proportion, over the runs that came to it".to_owned(),
-            "saved: against the `symi` group that needed least, of those that came to the loss with every seed; seed by seed".to_owned(),
-            "modelled: the same rows and bytes on the cluster named above, at the sizes of this model".to_owned(),
-            "MB: sent from rank to rank, all ranks together; buffers: largest token buffers of a rank".to_owned(),
-        ];
-        match grid.timed {
-            true => counted.push(
-                "measured: wall time in the MoE layers, of the slowest rank in each step"
-                    .to_owned(),
-            ),
-            false => counted.push(
-                "measured seconds are left out: these runs had the machine not for themselves"
-                    .to_owned(),
-            ),
-        }
-        Self {
-            title: grid.title.clone(),
-            seeds: grid.seeds.clone(),
-            settings: settings(grid),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
-            timed: grid.timed,
-            targets,
-            runs: sweep.runs().len(),
-            missing,
-            notes,
-            counted,
-        }
-    }
-}
-
-/// Sizes and settings that all groups share.
-fn settings(grid: &Grid) -> Vec<(String, String)> {
-    let of = |group: &Group| {
-        let (config, model) = (&group.config, &group.config.model);
-        let text: Vec<_> = config
-            .text
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
-        [
-            ("text", text.join(", ")),
-            (
-                "model",
-                format!(
-                    "{} layers, D {}, {} heads, E {}, k {}, F {}, {}",
-                    model.layers,
-                    model.width,
-                    model.heads,
-                    model.experts,
-                    model.top_k,
-                    model.hidden,
-                    config.activation
-                ),
-            ),
-            (
-                "training",
-                format!(
-                    "{} steps of {} tokens, learning rate {}, balance loss {}",
-                    config.steps,
-                    config.batch * model.context,
-                    config.learning_rate,
-                    config.balance_loss
-                ),
-            ),
-            (
-                "ranks",
-                format!(
-                    "{} ranks of {} slots, {}",
-                    config.ranks, config.slots, config.device
-                ),
-            ),
-            ("cluster", config.cluster.name.clone()),
-        ]
-    };
-    let Some(first) = grid.groups.first() else {
-        return Vec::new();
-    };
-    let others: Vec<_> = grid.groups.iter().map(of).collect();
-    let shared = of(first)
-        .into_iter()
-        .enumerate()
-        .map(|(index, (name, value))| {
-            let value = match others.iter().all(|other| other[index].1 == value) {
-                true => value,
-                false => "differs between groups, see their names".to_owned(),
-            };
-            (name.to_owned(), value)
-        });
-    shared.collect()
 }

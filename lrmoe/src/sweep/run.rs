@@ -364,6 +364,11 @@ impl Run {
         self.changed
     }
 
+    /// Whether its gradients are compared with those of all pairs.
+    pub(super) fn has_oracle(&self) -> bool {
+        self.config.oracle_every > 0
+    }
+
     /// Its options, complete.
     pub fn config(&self) -> &TrainConfig {
         &self.config

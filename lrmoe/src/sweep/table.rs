@@ -145,6 +145,9 @@ impl fmt::Display for Report {
                 writeln!(f, "\n### {}", section.title)?;
             }
             writeln!(f, "\n{}", self.ends(section))?;
+            if let Some(gradients) = self.gradients(section) {
+                writeln!(f, "\nGradients of the layers:\n\n{gradients}")?;
+            }
             for (index, target) in self.header.targets.iter().enumerate() {
                 writeln!(
                     f,

@@ -2,7 +2,7 @@
 //!
 //! Tensors: `dense.parameters`, `dense.first`, `dense.second` (all dense parameters in the model's order and their moments), and per MoE layer
 //! `layer.N.{parameters,first,second}` (see `LayerState`), `layer.N.instances` (how many on each rank) and `layer.N.placement` (their experts,
-//! rank by rank), `layer.N.profile`, `layer.N.replicas`.
+//! rank by rank), `layer.N.profile`, `layer.N.replicas`. A run of adaptive retention has `retention.noise`, a number for each layer.
 //! Metadata, as one JSON object under `lrmoe`: the format's name, the steps done, the options that a resumed run must share, and a CRC-32
 //! of all of it and of the tensors, so that damage is refused.
 
@@ -31,6 +31,8 @@ pub struct Checkpoint {
     pub moments: Moments,
     /// MoE layers in order.
     pub layers: Vec<LayerState>,
+    /// What an adaptive retention has measured, a number for each layer; empty for other schedules.
+    pub retention_noise: Vec<f32>,
 }
 
 /// Why a checkpoint cannot be used.
@@ -165,6 +167,9 @@ impl Checkpoint {
             floats("dense.first".into(), &self.moments.first),
             floats("dense.second".into(), &self.moments.second),
         ];
+        if !self.retention_noise.is_empty() {
+            tensors.push(floats(NOISE.into(), &self.retention_noise));
+        }
         for (index, layer) in self.layers.iter().enumerate() {
             let name = |what: &str| format!("layer.{index}.{what}");
             tensors.push(floats(name("parameters"), &layer.parameters));
@@ -197,15 +202,21 @@ impl Checkpoint {
             });
         }
         let (dense, moments) = reader.parameters("dense.")?;
+        let retention_noise = match reader.has(NOISE) {
+            true => reader.floats(NOISE)?,
+            false => Vec::new(),
+        };
         Ok(Self {
             step,
             dense,
             moments,
             layers,
+            retention_noise,
         })
     }
 }
 
+const NOISE: &str = "retention.noise";
 const CHECKSUM: &str = "checksum";
 
 /// CRC-32 of the facts and of the tensors in the order of their names.
@@ -329,6 +340,7 @@ mod tests {
                 profile: vec![0.0, 2.5],
                 replicas: vec![],
             }],
+            retention_noise: vec![0.5],
         };
         let identity = BTreeMap::from([("seed".to_owned(), "1".to_owned())]);
         let folder = tempfile::tempdir().expect("a folder");

@@ -135,6 +135,10 @@ pub fn compare(
         let out = config.out.join(&contender.name);
         let own = TrainConfig {
             policy: contender.policy.clone(),
+            layer_retention: config
+                .layer_retention
+                .clone()
+                .filter(|_| contender.layers_differ),
             // A comparison that was cut short may not have come to this one.
             resume: config.resume && checkpoint_path(&out).exists(),
             out,

@@ -1,6 +1,7 @@
 //! Training of a byte-level language model whose MoE layers are LRMoE's, every rank a thread of this process, or a
 //! process of its own.
 
+mod attached;
 mod checkpoint;
 mod compare;
 mod log;
@@ -8,6 +9,7 @@ mod oracle;
 mod process;
 mod rank;
 mod record;
+mod retention;
 mod run;
 mod setup;
 mod threads;

@@ -1,15 +1,16 @@
 //! One rank's training loop, over any communicator.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use candle_core::{Device, Tensor};
 use lrmoe_comm::{Collective, Counted, Hierarchical, Reduction};
-use ndarray::{Array2, ArrayView2};
 
+use super::attached::{Attached, InNodes, lock};
 use super::checkpoint::Checkpoint;
-use super::oracle::{self, Oracle};
+use super::oracle;
 use super::record::{StepRecord, gather_record};
+use super::retention::{Noise, RetentionControl};
 use super::trace::{RankPairs, StepTrace};
 use super::traffic::gather_traffic;
 use crate::adamw::{AdamW, Moments, sum_of_squares};
@@ -17,71 +18,9 @@ use crate::config::TrainConfig;
 use crate::error::Error;
 use crate::layer::{Backend, ExpertParameters, LayerConfig, LayerState, MoeLayer};
 use crate::model::{
-    DenseParameters, ExpertWeights, LanguageModel, LayerError, Losses, SharedLayer, SparseLayer,
-    expert_init,
+    DenseParameters, ExpertWeights, LanguageModel, Losses, SharedLayer, expert_init,
 };
 use crate::text::Corpus;
-
-/// A communicator that counts what it sends and knows of nodes.
-type InNodes<C> = Hierarchical<Counted<C>>;
-
-/// A layer with the communicator its rank shares among its layers.
-#[derive(Debug)]
-struct Attached<B: Backend, C> {
-    layer: MoeLayer<B>,
-    comm: Arc<Mutex<InNodes<C>>>,
-    step: u32,
-    /// Whether the step's pairs are recorded, and those of the last forward pass.
-    records_pairs: bool,
-    pairs: Option<(Array2<i32>, Array2<f32>)>,
-    /// Draws that the oracle is to look at in this step, 0 if it is not asked, and what it found.
-    oracle_draws: u32,
-    oracle: Option<Oracle>,
-}
-
-impl<B: Backend, C: Collective> SparseLayer for Attached<B, C> {
-    fn forward(
-        &mut self,
-        x: ArrayView2<'_, f32>,
-        expert_ids: ArrayView2<'_, i32>,
-        gate_weights: ArrayView2<'_, f32>,
-        training: bool,
-    ) -> Result<Array2<f32>, LayerError> {
-        let step = training.then_some(self.step);
-        if training {
-            let recorded = self.records_pairs || self.oracle_draws > 0;
-            self.pairs = recorded.then(|| (expert_ids.to_owned(), gate_weights.to_owned()));
-        }
-        Ok(self
-            .layer
-            .forward(&mut *lock(&self.comm), x, expert_ids, gate_weights, step)?)
-    }
-
-    fn backward(
-        &mut self,
-        dy: ArrayView2<'_, f32>,
-    ) -> Result<(Array2<f32>, Array2<f32>), LayerError> {
-        let comm = &mut *lock(&self.comm);
-        self.oracle = None;
-        if self.oracle_draws > 0 {
-            // What the oracle sends is no part of the step.
-            let sent = *comm.world().traffic();
-            let ahead = Oracle::ahead(&mut self.layer, comm, dy, self.oracle_draws)?;
-            comm.world_mut().set_traffic(sent);
-            self.oracle = Some(ahead);
-        }
-        let (dx, dp) = self.layer.backward(comm, dy)?;
-        if let (Some(oracle), Some((ids, _))) = (&mut self.oracle, &self.pairs) {
-            let judged = self.layer.scores().zip(self.layer.selection());
-            oracle.take_backward([&dx, &dp], ids, self.layer.config().experts, judged);
-        }
-        Ok((dx, dp))
-    }
-
-    fn loads(&self) -> &[u32] {
-        self.layer.loads().map_or(&[], |loads| loads.per_expert())
-    }
-}
 
 /// A rank's model, optimizer and data.
 pub(super) struct RankTrainer<'a, B: Backend, C> {
@@ -92,6 +31,7 @@ pub(super) struct RankTrainer<'a, B: Backend, C> {
     model: LanguageModel,
     dense: DenseParameters,
     layers: Vec<Arc<Mutex<Attached<B, C>>>>,
+    retention: RetentionControl,
     parameters: Vec<f32>,
     moments: Moments,
     adamw: AdamW,
@@ -135,6 +75,8 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
                 step: 0,
                 records_pairs: false,
                 pairs: None,
+                measures_noise: false,
+                noise: (Noise::default(), 0.0),
                 oracle_draws: 0,
                 oracle: None,
             })));
@@ -151,6 +93,10 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
             .collect();
         Ok(Self {
             model: LanguageModel::new(&config.model, &dense, sparse)?,
+            retention: RetentionControl::new(
+                config,
+                checkpoint.map_or(&[][..], |checkpoint| checkpoint.retention_noise.as_slice()),
+            ),
             parameters: dense.flatten()?,
             adamw: AdamW {
                 weight_decay: config.weight_decay,
@@ -190,9 +136,15 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
         );
         let every = self.config.record_pairs_every;
         let records_pairs = every > 0 && step.is_multiple_of(every);
+        let retention = self.retention.of_step(step);
+        let measures_noise = self.retention.measures(step);
         let oracle_draws = oracle::draws(self.config, step + 1);
-        for layer in &self.layers {
+        for (index, layer) in self.layers.iter().enumerate() {
             let mut layer = lock(layer);
+            if let Some(retention) = &retention {
+                layer.layer.set_retention(retention[index]);
+            }
+            layer.measures_noise = measures_noise;
             layer.step = step;
             layer.records_pairs = records_pairs;
             layer.oracle_draws = oracle_draws;
@@ -216,6 +168,10 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
         let mut record = gather_record(&mut *comm, self.config, &layers)?;
         record.sent = gather_traffic(&mut *comm, &traffic)?;
         drop(comm);
+        let noise = self.layers.iter().map(|layer| lock(layer).noise);
+        let noise: Vec<(Noise, f64)> = noise.collect();
+        let settled = &mut self.retention;
+        settled.settle(&mut *lock(&self.comm), step, &noise, &mut record)?;
         record.step = self.step;
         record.loss = loss;
         record.learning_rate = learning_rate;
@@ -334,6 +290,7 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
             dense: self.parameters.clone(),
             moments: self.moments.clone(),
             layers,
+            retention_noise: self.retention.state().to_vec(),
         }))
     }
 
@@ -393,9 +350,4 @@ fn clip_scale(norm: f32, clip: f32) -> f32 {
 
 fn bytes_tensor(bytes: Vec<u8>, shape: (usize, usize)) -> Result<Tensor, Error> {
     Ok(Tensor::from_vec(bytes, shape, &Device::Cpu)?)
-}
-
-/// A panic elsewhere must not turn into a second one here; its rank reports it.
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -67,6 +67,12 @@ pub struct LayerRecord {
     /// Checksum of the selected pairs in hexadecimal digits: the same for the same pairs, on any number of ranks and on any device.
     #[serde(default)]
     pub selection: String,
+    /// Share of its pairs that was to run backward, of a policy that selects them.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub retention: Option<f64>,
+    /// Variance that the selection adds to its weight gradient over that of the minibatch, in a step where an adaptive retention measured it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub selection_variance: Option<f64>,
     /// Pairs dropped in forward and backward.
     pub dropped: u32,
     /// Largest over mean rank load of the routed pairs.
@@ -122,6 +128,8 @@ pub(super) fn gather_record<C: Collective>(
                 let parts = of_layer.iter().map(|rank| rank.selection);
                 format!("{:016x}", parts.fold(0, u64::wrapping_add))
             },
+            retention: None,
+            selection_variance: None,
             dropped: stats.dropped,
             imbalance_before: imbalance(&stats.forward_rows),
             imbalance_after: imbalance(&stats.backward_rows),

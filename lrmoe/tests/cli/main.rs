@@ -6,6 +6,7 @@ mod nodes;
 mod oracle;
 mod record;
 mod refusals;
+mod retention;
 mod trace;
 
 use std::path::{Path, PathBuf};

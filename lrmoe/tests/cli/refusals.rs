@@ -104,6 +104,27 @@ fn bad_input_is_refused() {
             "retention NaN",
         ),
         (&["--text", "text.txt", "--retention", "half"], "half"),
+        (
+            &["--text", "text.txt", "--retention-schedule", "linear:1"],
+            "unknown schedule `linear:1`, must be constant, linear:FROM:TO",
+        ),
+        (
+            &["--text", "text.txt", "--retention-schedule", "linear:1:2"],
+            "unknown schedule",
+        ),
+        (
+            &["--text", "text.txt", "--retention-schedule", "adaptive:0"],
+            "unknown schedule",
+        ),
+        (
+            &[
+                "--text",
+                "text.txt",
+                "--retention-schedule",
+                "adaptive:0.5:0",
+            ],
+            "unknown schedule",
+        ),
         (&["--text", "text.txt", "--policy", "best"], "best"),
         (
             &["--text", "text.txt", "--slots", "1"],

@@ -58,7 +58,7 @@ fn a_text_is_enough() {
 }
 
 /// Every option with a value that is not its default, as on the command line and in TOML.
-const OPTIONS: [(&str, &str, &str); 49] = [
+const OPTIONS: [(&str, &str, &str); 50] = [
     ("text", "b.txt", "['b.txt']"),
     ("out", "there", "'there'"),
     ("record-trace", "t", "'t'"),
@@ -67,6 +67,7 @@ const OPTIONS: [(&str, &str, &str); 49] = [
     ("oracle-draws", "3", "3"),
     ("policy", "symi", "'symi'"),
     ("retention", "0.25", "0.25"),
+    ("retention-schedule", "warmup:9", "'warmup:9'"),
     ("score", "full-grad", "'full-grad'"),
     ("select", "top", "'top'"),
     ("quota-policy", "value", "'value'"),
@@ -89,6 +90,7 @@ const OPTIONS: [(&str, &str, &str); 49] = [
     ("threads", "3", "3"),
     ("slots", "7", "7"),
     ("chunk-rows", "128", "128"),
+    ("overlap", "on", "'on'"),
     ("budget-mib", "64", "64"),
     ("cluster", "8xH200", "'8xH200'"),
     ("deadline-seconds", "5", "5"),
@@ -247,6 +249,22 @@ fn contradictions_are_refused_with_their_values() {
         (
             "--retention nan --policy dropless",
             "retention NaN is out of range, must be 0 to 1",
+        ),
+        (
+            "--retention 0.5,0.25,0.1",
+            "retention has 3 values for 2 layers, must have 1 or 2",
+        ),
+        (
+            "--retention-schedule warmup:301",
+            "warm-up of retention-schedule 301 is out of range, must be 1 to 300",
+        ),
+        (
+            "--retention-schedule linear:1:0.1 --retention 0.5",
+            "schedule linear:1:0.1 says what the retention is in every step; leave retention out",
+        ),
+        (
+            "--retention-schedule linear:1:0.1 --compare lrmoe,lrmoe@0.5",
+            "schedule linear:1:0.1 says what",
         ),
         (
             "--compare lrmoe@-1",

@@ -123,7 +123,7 @@ fn a_killed_sweep_goes_on() {
         .stdout(Stdio::null())
         .spawn()
         .expect("starts");
-    let first = log(&folder.out(), "lrmoe@0.5/seed-1");
+    let first = log(&folder.out(), "lrmoe@0.5+steps=40/seed-1");
     let start = Instant::now();
     let lines = || std::fs::read_to_string(&first).map_or(0, |log| log.lines().count());
     while lines() < 5 && killed.try_wait().expect("a status").is_none() {
@@ -138,7 +138,7 @@ fn a_killed_sweep_goes_on() {
 
     let resumed = folder.sweep(&[]);
     assert!(resumed.status.success(), "{}", text(&resumed.stderr));
-    for run in ["lrmoe@0.5/seed-1", "lrmoe@0.25/seed-1"] {
+    for run in ["lrmoe@0.5+steps=40/seed-1", "lrmoe@0.25+steps=40/seed-1"] {
         let losses = |out: &str| -> Vec<serde_json::Value> {
             let text = std::fs::read_to_string(log(&folder.path(out), run)).expect("a log");
             let lines = text

@@ -249,7 +249,7 @@ fn an_interrupted_sweep_goes_on() {
     ));
     run(&mut sweep).expect("the rest");
     assert_eq!(sweep.left().finished, 2);
-    for name in ["lrmoe@0.5/seed-1", "lrmoe@0.25/seed-1"] {
+    for name in ["lrmoe@0.5+steps=200/seed-1", "lrmoe@0.25+steps=200/seed-1"] {
         assert_eq!(losses(&out, name), losses(&whole, name));
         assert!(
             !out.join("runs")
@@ -259,11 +259,11 @@ fn an_interrupted_sweep_goes_on() {
         );
     }
     // Nothing is left to run.
-    let before = fs::metadata(log(&out, "lrmoe@0.5/seed-1"))
+    let before = fs::metadata(log(&out, "lrmoe@0.5+steps=200/seed-1"))
         .and_then(|log| log.modified())
         .expect("a log");
     run(&mut Sweep::open(grid(), &out, false).expect("a sweep")).expect("nothing");
-    let after = fs::metadata(log(&out, "lrmoe@0.5/seed-1"))
+    let after = fs::metadata(log(&out, "lrmoe@0.5+steps=200/seed-1"))
         .and_then(|log| log.modified())
         .expect("a log");
     assert_eq!(before, after);
