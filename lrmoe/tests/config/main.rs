@@ -58,7 +58,7 @@ fn a_text_is_enough() {
 }
 
 /// Every option with a value that is not its default, as on the command line and in TOML.
-const OPTIONS: [(&str, &str, &str); 50] = [
+const OPTIONS: [(&str, &str, &str); 51] = [
     ("text", "b.txt", "['b.txt']"),
     ("out", "there", "'there'"),
     ("record-trace", "t", "'t'"),
