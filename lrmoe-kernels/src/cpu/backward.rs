@@ -45,11 +45,12 @@ pub(super) fn backward<T: Storage>(
     let height = tile_rows(experts);
     let mut sums = workspace.sums.take();
     let mut tile_sums = sums.as_mut().map(|sums| sums.start(experts, height));
-    let (scratch, pre, hidden) = workspace.for_backward::<T>(
-        Scratch::words(experts, height).max(wgrad::scratch_words(experts)),
+    let kept = [
         of_pre * kept_rows(experts, experts.instances()),
         hidden_width * dp.len(),
-    )?;
+    ];
+    let words = Scratch::words(experts, height).max(wgrad::scratch_words(experts));
+    let (scratch, [pre, hidden]) = workspace.for_backward::<T>(words, kept)?;
 
     let (mut pre_left, mut hidden_left) = (&mut *pre, &mut *hidden);
     let tiles = tiles(experts, height).map(|(instance, rows)| Tile {

@@ -28,16 +28,15 @@ impl Workspace {
     ///
     /// All of it is grown here: which thread gets which tile differs from call to call.
     pub(super) fn scratch(&mut self, words: usize) -> Result<&mut [Buffer], Error> {
-        Ok(self.for_backward::<f32>(words, 0, 0)?.0)
+        Ok(self.for_backward::<f32>(words, [0, 0])?.0)
     }
 
-    /// Scratch as above, and the buffers that outlive a tile, of these many elements.
+    /// Scratch as above, and the buffers that outlive a tile, `pre` and `hidden`, of these many elements.
     pub(super) fn for_backward<T: Storage>(
         &mut self,
         scratch: usize,
-        pre: usize,
-        hidden: usize,
-    ) -> Result<(&mut [Buffer], &mut [T], &mut [T]), Error> {
+        [pre, hidden]: [usize; 2],
+    ) -> Result<(&mut [Buffer], [&mut [T]; 2]), Error> {
         let threads = rayon::current_num_threads();
         if self.scratch.len() < threads {
             self.scratch.resize_with(threads, Buffer::default);
@@ -46,11 +45,8 @@ impl Workspace {
         for buffer in threads.iter_mut() {
             buffer.grow(scratch)?;
         }
-        Ok((
-            threads,
-            self.pre.elements(pre)?,
-            self.hidden.elements(hidden)?,
-        ))
+        let kept = [self.pre.elements(pre)?, self.hidden.elements(hidden)?];
+        Ok((threads, kept))
     }
 
     /// Whether calls from now on sum up the hidden values of their rows: forward each row once, backward times its selection weight.
