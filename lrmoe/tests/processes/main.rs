@@ -55,10 +55,9 @@ fn main() -> ExitCode {
         hosts = hosts.with_ignored_flag(true);
     }
     trials.push(hosts);
-    let threads: [(&str, fn() -> Result<(), Failed>); 2] = [
-        ("threads::faults::returned", leaving::threads_return),
-        ("threads::faults::panicked", leaving::threads_panic),
-    ];
-    trials.extend(threads.map(|(name, test)| Trial::test(name, test)));
+    trials.extend([
+        Trial::test("threads::faults::returned", leaving::threads_return),
+        Trial::test("threads::faults::panicked", leaving::threads_panic),
+    ]);
     libtest_mimic::run(&arguments, trials).exit_code()
 }

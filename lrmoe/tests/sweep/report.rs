@@ -32,7 +32,9 @@ retention = 0.25
 fn write(out: &Path, run: &str, losses: [f32; 3], seconds: f64, bytes: u64) {
     let record = |step: u32| StepRecord {
         step,
-        held_out_loss: (step % 2 == 0).then(|| losses[step as usize / 2 - 1]),
+        held_out_loss: step
+            .is_multiple_of(2)
+            .then(|| losses[step as usize / 2 - 1]),
         seconds: 2.0 * seconds,
         moe_seconds: seconds,
         modelled_moe_seconds: seconds / 100.0,
