@@ -264,7 +264,7 @@ fn contradictions_are_refused_with_their_values() {
         ),
         (
             "--retention-schedule linear:1:0.1 --compare lrmoe,lrmoe@0.5",
-            "schedule linear:1:0.1 says what",
+            "schedule linear:1:0.1 says what the retention is in every step; leave retention out, or use warmup or adaptive, which take it up",
         ),
         (
             "--compare lrmoe@-1",
