@@ -15,12 +15,12 @@ mod switch;
 use std::path::{Path, PathBuf};
 
 use lrmoe_kernels::Activation;
-use lrmoe_metric::{Method, Score};
-use lrmoe_plan::{ClusterSpec, QuotaPolicy};
+use lrmoe_metric::Score;
+use lrmoe_plan::ClusterSpec;
 
 use crate::calibrate::local;
 use crate::model::ModelConfig;
-use crate::policy::{DxWeight, Policy, Scope, Selecting};
+use crate::policy::Policy;
 
 pub use all_to_all::AllToAll;
 pub use contender::{Contender, ContenderName, PolicyName};
@@ -289,63 +289,6 @@ impl TrainOptions {
             .validate()
             .map_err(|error| ConfigError::Model(Box::new(error)))?;
         Ok(model)
-    }
-
-    /// A policy with the options that shape it; `retention` stands before the option.
-    fn policy(&self, name: PolicyName, retention: Option<f64>) -> Result<Policy, ConfigError> {
-        // Checked for every policy: a wrong value is wrong even where it has no effect.
-        let retention = self.mean_retention(retention)?;
-        let capacity_factor = above("capacity-factor", self.capacity_factor.unwrap_or(1.0), 0.0)?;
-        let selecting = self.selecting(retention)?;
-        Ok(match name {
-            PolicyName::Dropless => Policy::Dropless,
-            PolicyName::Symi => Policy::Symi { capacity_factor },
-            PolicyName::Lrmoe => Policy::Lrmoe(selecting),
-        })
-    }
-
-    fn selecting(&self, retention: f64) -> Result<Selecting, ConfigError> {
-        let standard = Selecting::default();
-        let method = self.select.unwrap_or(standard.method);
-        let scope = self.scope.unwrap_or(standard.scope);
-        if scope == Scope::Wgrad && self.dx_weight == Some(DxWeight::Selection) {
-            return Err(ConfigError::DxWeight);
-        }
-        let selecting = Selecting {
-            retention,
-            score: self.score.unwrap_or(standard.score),
-            method,
-            quotas: self.quota_policy.unwrap_or(match method {
-                Method::Priority => QuotaPolicy::Proportional,
-                Method::Top => QuotaPolicy::Blend,
-            }),
-            recalibration: self.recalibration.unwrap_or(standard.recalibration),
-            rescale: self.rescale.unwrap_or(standard.rescale),
-            scope,
-            compensation: self.compensation.unwrap_or(standard.compensation),
-            dx_weight: self.dx_weight.unwrap_or(standard.dx_weight),
-            router_gradient: self.router_gradient.unwrap_or(standard.router_gradient),
-            ..standard
-        };
-        selecting.check()?;
-        Ok(selecting)
-    }
-
-    fn contenders(&self) -> Result<Vec<Contender>, ConfigError> {
-        let mut contenders: Vec<Contender> = Vec::new();
-        for given in self.compare.iter().flatten() {
-            let name = given.to_string();
-            if contenders.iter().any(|known| known.name == name) {
-                return Err(ConfigError::Repeated { name });
-            }
-            let policy = self.policy(given.policy, given.retention)?;
-            contenders.push(Contender {
-                name,
-                policy,
-                layers_differ: given.retention.is_none(),
-            });
-        }
-        Ok(contenders)
     }
 
     /// Slots of a rank: a quarter more than the experts that it needs to hold.
