@@ -90,8 +90,11 @@ pub use cpu::{Cpu, FfnElement, HostBuffer, InstructionSets, Workspace};
 #[cfg(any(feature = "cuda", feature = "cuda-emu"))]
 pub use cuda::Cuda;
 pub use error::Error;
-pub use experts::{ComputeExperts, ExpertBuffers, RowBuffers};
-pub use ffn::{BackwardRows, ExpertFfn, FfnShape, StashFfn, WeightGradients, Weights};
+pub use experts::{ComputeExperts, ExpertBuffers, PreActivationBuffers, RowBuffers};
+pub use ffn::{
+    BackwardRows, ExpertFfn, FfnShape, PreActivations, PreActivationsMut, StashFfn, WeightGradients,
+    Weights,
+};
 pub use half;
 pub use lrmoe_compact;
 pub use lrmoe_metric::{self, SquaredNorm};

@@ -344,7 +344,7 @@ pub(crate) fn misuse<B: ComputeExperts>(backend: &B) {
     let x = backend.upload(problem.x.as_slice().unwrap()).unwrap();
     let message = |shape: &FfnShape, weights: &ExpertBuffers<B>, offsets: &[usize]| {
         let (mut scratch, mut out) = (B::Scratch::default(), Default::default());
-        let result = backend.forward(shape, weights, offsets, &x, &mut scratch, &mut out, None);
+        let result = backend.forward(shape, weights, offsets, &x, &mut scratch, &mut out, None, None);
         result.unwrap_err().to_string()
     };
     let shape = problem.shape;
@@ -387,6 +387,7 @@ pub(crate) fn misuse<B: ComputeExperts>(backend: &B) {
             &weights,
             &[0, 2, 5],
             &inputs,
+            None,
             &mut scratch,
             &mut dx,
             &mut dp,
