@@ -13,7 +13,7 @@ mod options;
 use std::path::{Path, PathBuf};
 
 use lrmoe_kernels::Activation;
-use lrmoe_plan::ClusterSpec;
+use lrmoe_plan::{ClusterSpec, Stash};
 
 use crate::calibrate::local;
 use crate::model::ModelConfig;
@@ -43,6 +43,8 @@ pub struct TrainConfig {
     pub activation: Activation,
     /// How the MoE layers treat their pairs.
     pub policy: Policy,
+    /// What the forward pass leaves for the backward pass, whatever the policy.
+    pub stash: Stash,
     /// Policies to run one after another and compare; empty for a single run of `policy`.
     pub compare: Vec<Contender>,
     /// Where the MoE layers compute.
@@ -147,6 +149,7 @@ impl TrainOptions {
             text,
             activation: self.activation.unwrap_or(Activation::SwiGlu),
             policy: self.policy(self.policy.unwrap_or(PolicyName::Lrmoe), None)?,
+            stash: self.stash.unwrap_or_default(),
             compare: self.contenders()?,
             device: self.device.unwrap_or_default().built()?,
             record_trace: self.record_trace()?,
@@ -245,7 +248,7 @@ impl TrainOptions {
         // Checked for every policy: a wrong value is wrong even where it has no effect.
         let retention = within("retention", retention, 0.0..=1.0)?;
         let capacity_factor = above("capacity-factor", self.capacity_factor.unwrap_or(1.0), 0.0)?;
-        Ok(match name {
+        let policy = match name {
             PolicyName::Dropless => Policy::Dropless,
             PolicyName::Symi => Policy::Symi { capacity_factor },
             PolicyName::Lrmoe => Policy::Lrmoe(Selecting {
@@ -257,7 +260,9 @@ impl TrainOptions {
                 router_gradient: self.router_gradient.unwrap_or(standard.router_gradient),
                 ..standard
             }),
-        })
+        };
+        policy.check_stash(self.stash.unwrap_or_default())?;
+        Ok(policy)
     }
 
     fn contenders(&self) -> Result<Vec<Contender>, ConfigError> {

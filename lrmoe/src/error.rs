@@ -36,6 +36,9 @@ pub enum Error {
     /// From the options.
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
+    /// From a policy and its stash mode.
+    #[error(transparent)]
+    Stash(#[from] crate::policy::UnknownForward),
     /// From the dense part of the model.
     #[error(transparent)]
     Model(ModelError),

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use lrmoe_metric::{MASKED, Method, Score};
 use lrmoe_plan::{
-    Fixed, Loads, Lrmoe, Placement, PlacementPolicy, PlacementRequest, QuotaPolicy, symi_capacity,
-    symi_replicas,
+    Fixed, Loads, Lrmoe, Placement, PlacementPolicy, PlacementRequest, QuotaPolicy, Stash,
+    symi_capacity, symi_replicas,
 };
 use ndarray::{Array2, ArrayView1};
 
@@ -65,6 +65,15 @@ pub enum RouterGradient {
     Retained,
     /// All pairs, exactly. The rank that a pair comes from keeps its output row until the backward pass.
     All,
+}
+
+/// A score that is not known when pairs are chosen in the forward pass.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "stash mode forward-select chooses pairs in the forward pass, where score {score} is not known, as it needs dy; take score forward, gate or random, or stash mode recompute or stash"
+)]
+pub struct UnknownForward {
+    score: Score,
 }
 
 /// A name that is not among those known.
@@ -164,6 +173,18 @@ impl Policy {
     /// Whether the router's gradient needs every pair's output from the forward pass.
     pub(crate) fn needs_outputs(&self) -> bool {
         matches!(self, Self::Lrmoe(selecting) if selecting.router_gradient == RouterGradient::All)
+    }
+
+    /// Checks that what is to be kept in the forward pass is known there. Policies that run every pair backward keep all of them.
+    pub(crate) fn check_stash(&self, stash: Stash) -> Result<(), UnknownForward> {
+        match self {
+            Self::Lrmoe(Selecting { score, .. })
+                if stash == Stash::ForwardSelect && score.needs_dy() =>
+            {
+                Err(UnknownForward { score: *score })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Weight of a retained pair in dx.

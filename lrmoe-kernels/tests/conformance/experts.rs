@@ -1,8 +1,8 @@
 //! The expert FFN against plain loops in f64, in f32 or bf16.
 
 use lrmoe_kernels::{
-    Activation, ComputeExperts, ExpertBuffers, FfnElement, FfnShape, RowBuffers, SquaredNorm,
-    ndarray::Array3,
+    Activation, ComputeExperts, ExpertBuffers, FfnElement, FfnShape, PreActivationBuffers,
+    RowBuffers, SquaredNorm, ndarray::Array3,
 };
 
 use crate::{
@@ -68,6 +68,18 @@ pub(crate) fn run_into<B: ComputeExperts<T>, T: FfnElement>(
     gradients: &mut ExpertBuffers<B>,
     accumulate: &[bool],
 ) -> Found {
+    run_keeping(backend, problem, scratch, None, gradients, accumulate)
+}
+
+/// The same with pre-activations that the forward pass keeps, where there is room for them.
+fn run_keeping<B: ComputeExperts<T>, T: FfnElement>(
+    backend: &B,
+    problem: &Problem,
+    scratch: &mut B::Scratch,
+    kept: Option<&mut PreActivationBuffers<B, T>>,
+    gradients: &mut ExpertBuffers<B>,
+    accumulate: &[bool],
+) -> Found {
     let upload = |values: &[f32]| {
         let values: Vec<_> = values.iter().map(|&value| T::from_f32(value)).collect();
         backend.upload(&values).unwrap()
@@ -91,8 +103,10 @@ pub(crate) fn run_into<B: ComputeExperts<T>, T: FfnElement>(
     let mut h_norms = Default::default();
     let (shape, offsets) = (&problem.shape, &problem.offsets);
     let norms = Some(&mut h_norms);
+    let mut kept = kept;
+    let pre = kept.as_deref_mut();
     backend
-        .forward(shape, &weights, offsets, &x, scratch, &mut out, norms)
+        .forward(shape, &weights, offsets, &x, scratch, &mut out, norms, pre)
         .unwrap();
     let inputs = RowBuffers::<B, T> {
         x: &x,
@@ -102,7 +116,7 @@ pub(crate) fn run_into<B: ComputeExperts<T>, T: FfnElement>(
     };
     backend
         .backward(
-            shape, &weights, offsets, &inputs, scratch, &mut dx, &mut dp, gradients, accumulate,
+            shape, &weights, offsets, &inputs, kept, scratch, &mut dx, &mut dp, gradients, accumulate,
         )
         .unwrap();
     let download = |buffer: &B::Buffer<f32>| backend.download(buffer).unwrap();
@@ -333,6 +347,39 @@ pub(crate) fn company<B: ComputeExperts<T>, T: FfnElement>(backend: &B) {
     }
 }
 
+/// Pre-activations that were kept give what recomputing them gives: in f32, and wherever they are stored as rows of x are, to the bit.
+pub(crate) fn kept<B: ComputeExperts<T>, T: FfnElement>(backend: &B, to_the_bit: bool) {
+    let (mut scratch, mut room) = Default::default();
+    for (activation, width, hidden) in [
+        (Activation::SwiGlu, 33, 50),
+        (Activation::Relu2, 64, 65),
+        (Activation::GegluTanh, 5, 7),
+        (Activation::Silu, 17, 64),
+    ] {
+        for groups in [&[0, 70, 1, 0, 16, 3][..], &[0, 0], &[300]] {
+            let problem = rounded::<T>(Problem::random(activation, width, hidden, groups));
+            let again = run(backend, &problem, &mut scratch);
+            let gradients = &mut no_gradients(backend, &problem);
+            let accumulate = vec![false; groups.len()];
+            let kept = Some(&mut room);
+            let kept = run_keeping(backend, &problem, &mut scratch, kept, gradients, &accumulate);
+            assert_eq!(bits(&kept.out), bits(&again.out), "{activation}");
+            assert_eq!(kept.h_norms, again.h_norms, "{activation}");
+            let of = |found: &Found| {
+                let gate = found.dgate.clone().unwrap_or_default();
+                [&found.dx, &found.dp, &gate, &found.dup, &found.ddown].map(Vec::clone)
+            };
+            for (kept, again) in of(&kept).iter().zip(&of(&again)) {
+                if to_the_bit {
+                    assert_eq!(bits(kept), bits(again), "{activation}");
+                }
+                let wide = |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+                assert_close::<T>("kept", wide(kept), wide(again));
+            }
+        }
+    }
+}
+
 pub(crate) fn misuse<B: ComputeExperts>(backend: &B) {
     let problem = Problem::random(Activation::SwiGlu, 4, 6, &[2, 3]);
     let matrices = |values: &Array3<f32>| backend.upload(values.as_slice().unwrap()).unwrap();
@@ -375,7 +422,7 @@ pub(crate) fn misuse<B: ComputeExperts>(backend: &B) {
         gate_weights: &backend.upload(&problem.p).unwrap(),
         weights: &backend.upload(&problem.w).unwrap(),
     };
-    let message_back = |accumulate: &[bool]| {
+    let message_kept = |kept: Option<&mut PreActivationBuffers<B>>, accumulate: &[bool]| {
         let (mut scratch, mut dx, mut dp) = Default::default();
         let mut gradients = ExpertBuffers::<B> {
             gate: Some(Default::default()),
@@ -387,7 +434,7 @@ pub(crate) fn misuse<B: ComputeExperts>(backend: &B) {
             &weights,
             &[0, 2, 5],
             &inputs,
-            None,
+            kept,
             &mut scratch,
             &mut dx,
             &mut dp,
@@ -396,6 +443,13 @@ pub(crate) fn misuse<B: ComputeExperts>(backend: &B) {
         );
         result.unwrap_err().to_string()
     };
+    let message_back = |accumulate: &[bool]| message_kept(None, accumulate);
+    let mut kept = PreActivationBuffers::<B>::default();
+    let expected = "shape of gate pre-activations is [0], expected [30]";
+    assert_eq!(message_kept(Some(&mut kept), &[false; 2]), expected);
+    kept.gate = backend.upload(&[0.0; 30]).unwrap();
+    let expected = "shape of up pre-activations is [0], expected [30]";
+    assert_eq!(message_kept(Some(&mut kept), &[false; 2]), expected);
     let expected = "shape of accumulate is [3], expected [2]";
     assert_eq!(message_back(&[false; 3]), expected);
     let expected = "shape of gate gradients is [0], expected [48]";

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::device::Device;
 use crate::model::ModelError;
+use crate::policy::UnknownForward;
 
 /// What makes options unusable.
 #[derive(Debug, thiserror::Error)]
@@ -140,6 +141,9 @@ pub enum ConfigError {
         /// The name given.
         name: String,
     },
+    /// A score that the stash mode cannot wait for.
+    #[error(transparent)]
+    Stash(#[from] UnknownForward),
     /// A retention that is no number, or stands behind a policy that retains everything.
     #[error("`{text}` is not POLICY or lrmoe@RETENTION")]
     Contender {

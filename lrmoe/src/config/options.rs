@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::Args;
 use lrmoe_kernels::Activation;
 use lrmoe_metric::{Method, Score};
-use lrmoe_plan::QuotaPolicy;
+use lrmoe_plan::{QuotaPolicy, Stash};
 use serde::de::{Deserialize, Deserializer, Error};
 
 use crate::policy::{DxWeight, RouterGradient};
@@ -83,6 +83,12 @@ pub struct TrainOptions {
     #[arg(long, value_name = "PAIRS", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) router_gradient: Option<RouterGradient>,
+    /// What the forward pass leaves for the backward pass: recompute (x at its source: least memory), stash (x and pre-activations of every pair at its
+    /// expert: no recomputation, x is not sent twice) or forward-select (of the pairs that run backward alone, which are then chosen in the
+    /// forward pass, by score forward, gate or random) [default: recompute]
+    #[arg(long, value_name = "MODE", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) stash: Option<Stash>,
     /// Pairs that all slots take together, as a multiple of the routed pairs; lower drops more. For symi [default: 1.0]
     #[arg(long, value_name = "FACTOR", help_heading = "Policy")]
     pub(super) capacity_factor: Option<f64>,
@@ -238,6 +244,7 @@ impl TrainOptions {
             quota_policy: self.quota_policy.or(other.quota_policy),
             dx_weight: self.dx_weight.or(other.dx_weight),
             router_gradient: self.router_gradient.or(other.router_gradient),
+            stash: self.stash.or(other.stash),
             capacity_factor: self.capacity_factor.or(other.capacity_factor),
             compare: self.compare.or(other.compare),
             target_loss: self.target_loss.or(other.target_loss),

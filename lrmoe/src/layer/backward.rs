@@ -13,16 +13,23 @@ use super::buffers::{Buffers, columns, columns_mut, ungroup};
 use super::dispatch::{Chunk, Dispatch, rows_between_ranks, rows_leaving};
 use super::element::LayerElement;
 use super::experts::Experts;
+use super::instances::{InstanceRows, Keeping};
 use super::pass::Pass;
 use super::stats::{Clock, Stage};
 use super::{Backend, MoeLayer};
 use crate::error::Error;
-use crate::policy::DxWeight;
+use crate::policy::{DxWeight, Policy};
+
+/// Where the rows of x come from.
+enum Source<'a, B: Backend<T>, T: LayerElement> {
+    /// `[tokens, width]`
+    Tokens(&'a B::Buffer<T>),
+    Instances(&'a mut InstanceRows<B, T>),
+}
 
 /// What the backward pass goes by.
 struct Inputs<'a, B: Backend<T>, T: LayerElement> {
-    /// `[tokens, width]`, as dy.
-    x: &'a B::Buffer<T>,
+    /// `[tokens, width]`
     dy: &'a B::Buffer<T>,
     pairs: &'a Pairs<'a>,
     dx_weight: DxWeight,
@@ -31,7 +38,8 @@ struct Inputs<'a, B: Backend<T>, T: LayerElement> {
 }
 
 impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
-    /// [`backward`](Self::backward) in the backend's memory: `x` is that of the forward pass, `dy` and `dx` are `[tokens, width]`, `dp`
+    /// [`backward`](Self::backward) in the backend's memory: `x` is that of the forward pass, and is not looked at where rows stay at their
+    /// instances; `dy` and `dx` are `[tokens, width]`, `dp`
     /// `[tokens, top_k]` is on the host.
     ///
     /// # Errors
@@ -46,7 +54,10 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     ) -> Result<(), Error> {
         let step = self.stash.step.ok_or(Error::NoForward)?;
         let tokens = self.stash.expert_ids.nrows();
-        self.check_backward([("x", x), ("dy", dy)], tokens)?;
+        let keeping = self.stash.instances.keeping();
+        let needs_x = keeping == Keeping::Nothing;
+        let given = [("x", x), ("dy", dy)];
+        self.check_backward(if needs_x { &given } else { &given[1..] }, tokens)?;
         if dp.dim() != self.stash.gate_weights.dim() {
             return Err(Error::RouterGradientShape {
                 dp: dp.dim(),
@@ -65,14 +76,31 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             stash.first_pair,
         )?;
         self.has_selection = false;
-        self.choose(comm, &mut clock, (&stash, step), &pairs, dy)?;
+        let instances = &mut stash.instances;
+        let is_chosen = instances.retained().is_some();
+        if !is_chosen {
+            let known = (Some(dy), stash.pairs.h_norms());
+            self.choose(comm, &mut clock, (stash.quotas.as_ref(), step), &pairs, known)?;
+        }
         let selection = std::mem::take(&mut self.selector.selection);
-        let table = self.route_retained(comm, &mut clock, &pairs, &selection.pairs)?;
-        self.backward_retained(comm, clock, (&table, &selection), (x, dy, &pairs), dx)?;
+        if !needs_x && !is_chosen {
+            self.locate(comm, &mut clock, (&pairs, &selection.pairs), instances)?;
+        }
+        let table = match instances.retained() {
+            Some(table) => table.clone(),
+            None => self.route_retained(comm, &mut clock, &pairs, &selection.pairs)?,
+        };
+        let source = if needs_x {
+            Source::Tokens(x)
+        } else {
+            instances.rewind();
+            Source::Instances(instances)
+        };
+        self.backward_retained(comm, clock, (&table, &selection), (source, dy, &pairs), dx)?;
         let mut clock = Clock::start();
         self.router_gradient(&stash, dy, dp)?;
         clock.lap(&mut self.stats.seconds, Stage::Compact);
-        self.record_backward(&table);
+        self.record_backward(&table, (keeping, is_chosen));
         self.stats.selection = checksum(&selection.pairs, stash.first_pair);
         self.selector.selection = selection;
         self.has_selection = true;
@@ -83,11 +111,11 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
 
     fn check_backward(
         &self,
-        rows: [(&'static str, &B::Buffer<T>); 2],
+        rows: &[(&'static str, &B::Buffer<T>)],
         tokens: usize,
     ) -> Result<(), Error> {
         let width = self.config.shape.width;
-        for (what, rows) in rows {
+        for &(what, rows) in rows {
             let len = B::len(rows);
             if len != tokens * width {
                 return Err(Error::BackwardRows {
@@ -127,13 +155,33 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         )?)
     }
 
+    /// Finds the retained pairs' rows at the instances.
+    fn locate<C: Collective>(
+        &mut self,
+        comm: &mut C,
+        clock: &mut Clock,
+        (pairs, retained): (&Pairs<'_>, &[u32]),
+        instances: &mut InstanceRows<B, T>,
+    ) -> Result<(), Error> {
+        let capacities = self.config.capacities.as_deref();
+        match self.config.policy {
+            Policy::Lrmoe(_) => {
+                instances.locate(comm, self.rank, (pairs.expert_ids(), retained), capacities)?
+            }
+            _ => instances.locate_all(self.rank, capacities)?,
+        };
+        instances.settle();
+        clock.lap(&mut self.stats.seconds, Stage::Route);
+        Ok(())
+    }
+
     /// The retained pairs through their experts: writes dx and the weight gradients, leaves dp of the rows in `buffers.all_dp`.
     fn backward_retained<C: Collective>(
         &mut self,
         comm: &mut C,
         clock: Clock,
         (table, selection): (&RoutingTable, &Selection),
-        (x, dy, pairs): (&B::Buffer<T>, &B::Buffer<T>, &Pairs<'_>),
+        (mut source, dy, pairs): (Source<'_, B, T>, &B::Buffer<T>, &Pairs<'_>),
         dx: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let width = self.config.shape.width;
@@ -148,7 +196,6 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             1,
         )?;
         let inputs = Inputs {
-            x,
             dy,
             pairs,
             dx_weight: self.config.policy.dx_weight(),
@@ -169,7 +216,8 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             pass.lap(Stage::Route);
             let accumulate = written.next(chunk.grouping.offsets());
             let experts = &mut self.experts;
-            buffers.backward_chunk(&mut pass, &chunk, experts, &inputs, &accumulate, dx)?;
+            let rows = (&chunk, &mut source);
+            buffers.backward_chunk(&mut pass, rows, experts, &inputs, &accumulate, dx)?;
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
         if !inputs.at_once {
@@ -181,15 +229,22 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         Ok(())
     }
 
-    /// Bytes of rows that leave the rank: x, dy, p and the weight out, dx and dp back.
-    fn record_backward(&mut self, table: &RoutingTable) {
+    /// Bytes of rows that leave the rank: x, if rows do not stay at their instances, dy, p, the weight and the number of a row that was located
+    /// in this pass out, dx and dp back.
+    fn record_backward(&mut self, table: &RoutingTable, (keeping, is_chosen): (Keeping, bool)) {
         let rows = rows_between_ranks(table);
         let (out, back) = rows_leaving(&rows, self.rank);
         let (row, scalar) = (
             (self.config.shape.width * size_of::<T>()) as u64,
             size_of::<f32>() as u64,
         );
-        self.stats.backward_bytes = out * (2 * row + 2 * scalar) + back * (row + scalar);
+        let is_located = matches!(self.config.policy, Policy::Lrmoe(_)) && !is_chosen;
+        let of_row = match keeping {
+            Keeping::Nothing => 2 * row + 2 * scalar,
+            Keeping::All if is_located => row + 3 * scalar,
+            _ => row + 2 * scalar,
+        };
+        self.stats.backward_bytes = out * of_row + back * (row + scalar);
         self.stats.backward_rows = rows;
     }
 }
@@ -199,7 +254,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
     fn backward_chunk<C: Collective>(
         &mut self,
         pass: &mut Pass<'_, B, C>,
-        chunk: &Chunk<'_>,
+        (chunk, source): (&Chunk<'_>, &mut Source<'_, B, T>),
         experts: &mut Experts<B, T>,
         inputs: &Inputs<'_, B, T>,
         accumulate: &[bool],
@@ -208,14 +263,27 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         let (backend, shape) = (pass.backend, *experts.shape());
         let tokens = inputs.pairs.tokens();
         backend.row_index_into(chunk.tokens, tokens, &mut self.index)?;
-        let [x, dy] = [inputs.x, inputs.dy].map(|rows| (rows, shape.width));
-        self.traffic
-            .dispatch(pass, chunk, x, &self.index, &mut self.x)?;
+        if let Source::Tokens(x) = source {
+            let x = (&**x, shape.width);
+            self.traffic
+                .dispatch(pass, chunk, x, &self.index, &mut self.x)?;
+        }
+        let dy = (inputs.dy, shape.width);
         self.traffic
             .dispatch(pass, chunk, dy, &self.index, &mut self.dy)?;
         self.send_weights(pass, chunk, inputs.pairs)?;
+        let (x, kept) = match source {
+            Source::Tokens(_) => (&self.x, None),
+            Source::Instances(instances) => {
+                let room = (&mut self.x, &mut self.pre_activations);
+                let rows = chunk.grouping.grouped_rows();
+                let (x, kept) = instances.give(backend, &shape, rows, room)?;
+                (x, Some(kept))
+            }
+        };
+        pass.lap(Stage::Compact);
         let rows = RowBuffers {
-            x: &self.x,
+            x,
             dy: &self.dy,
             gate_weights: &self.gate_weights,
             weights: &self.weights,
@@ -226,6 +294,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
             weights,
             chunk.grouping.offsets(),
             &rows,
+            kept,
             &mut self.scratch,
             &mut self.out,
             &mut self.dp,

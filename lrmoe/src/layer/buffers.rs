@@ -1,7 +1,7 @@
 //! Memory of the rows of a pass, and their ways between ranks.
 
 use lrmoe_comm::Collective;
-use lrmoe_kernels::{Element, Memory, PairRows, RowIndex};
+use lrmoe_kernels::{Element, Memory, PairRows, PreActivationBuffers, RowIndex};
 use lrmoe_metric::SquaredNorm;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
@@ -19,6 +19,8 @@ pub(super) struct Buffers<B: Backend<T>, T: LayerElement> {
     pub(super) x: B::Buffer<T>,
     pub(super) dy: B::Buffer<T>,
     pub(super) out: B::Buffer<T>,
+    /// Where they stay at their instances, or come from there.
+    pub(super) pre_activations: PreActivationBuffers<B, T>,
     /// What the backward pass knows of grouped rows, and what it finds: p, w, dp.
     pub(super) gate_weights: B::Buffer<f32>,
     pub(super) weights: B::Buffer<f32>,
@@ -47,6 +49,7 @@ impl<B: Backend<T>, T: LayerElement> Default for Buffers<B, T> {
             x: Default::default(),
             dy: Default::default(),
             out: Default::default(),
+            pre_activations: PreActivationBuffers::default(),
             gate_weights: Default::default(),
             weights: Default::default(),
             dp: Default::default(),
@@ -69,7 +72,17 @@ impl<B: Backend<T>, T: LayerElement> Default for Buffers<B, T> {
 impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
     pub(super) fn bytes(&self) -> usize {
         let Traffic { near, far, copies } = &self.traffic;
-        let rows = [&self.x, &self.dy, &self.out, &self.all_dx, near, far];
+        let PreActivationBuffers { gate, up } = &self.pre_activations;
+        let rows = [
+            &self.x,
+            &self.dy,
+            &self.out,
+            &self.all_dx,
+            near,
+            far,
+            gate,
+            up,
+        ];
         let floats = [
             &self.gate_weights,
             &self.weights,

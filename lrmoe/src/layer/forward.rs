@@ -1,29 +1,29 @@
 //! Forward pass: loads, quotas, and every pair through its expert, chunk by chunk.
 
 use lrmoe_comm::Collective;
-use lrmoe_metric::{Pairs, SquaredNorm};
-use lrmoe_plan::{Loads, QuotaRequest, Quotas, quotas};
+use lrmoe_metric::{EarlyKey, Pairs, SquaredNorm};
+use lrmoe_plan::{Loads, QuotaRequest, Quotas, Stash as StashMode, quotas};
 use lrmoe_route::{RoutingTable, route};
-use ndarray::{Array2, ArrayView2, s};
+use ndarray::{Array2, ArrayView2, Axis, s};
 
 use super::buffers::{Buffers, ungroup};
 use super::dispatch::{Chunk, Dispatch, rows_between_ranks, rows_leaving};
+use super::early::Left;
 use super::element::LayerElement;
 use super::experts::Experts;
+use super::instances::Keeping;
 use super::pass::{Pass, on_host};
-use super::stash::{PairStash, Stash, keep};
+use super::stash::{Stash, keep};
 use super::stats::{Clock, LayerStats, Stage};
 use super::{Backend, MoeLayer, unmasked};
 use crate::error::Error;
 use crate::policy::{Policy, mask_beyond};
 
 /// The rows and pairs of a pass.
-struct Inputs<'a, B: Backend<T>, T: LayerElement> {
+pub(super) struct Inputs<'a, B: Backend<T>, T: LayerElement> {
     /// `[tokens, width]`
-    x: &'a B::Buffer<T>,
-    pairs: &'a Pairs<'a>,
-    /// Whether all rows go in one chunk.
-    at_once: bool,
+    pub(super) x: &'a B::Buffer<T>,
+    pub(super) pairs: &'a Pairs<'a>,
 }
 
 impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
@@ -61,9 +61,6 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             keep(expert_ids, &mut stash.expert_ids);
             keep(gate_weights, &mut stash.gate_weights);
             loads = self.drop_pairs(&routed, &mut stash.expert_ids)?;
-            let quotas = self.quotas(loads.as_ref().unwrap_or(&routed))?;
-            self.stats.quotas = quotas.as_slice().to_vec();
-            stash.quotas = Some(quotas);
         }
         let loads = loads.as_ref().unwrap_or(&routed);
         clock.lap(&mut self.stats.seconds, Stage::Plan);
@@ -74,59 +71,94 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             &self.config.topology,
             None,
         )?;
+        clock.lap(&mut self.stats.seconds, Stage::Route);
+        if step.is_some() {
+            let quotas = self.quotas(loads, &table)?;
+            self.stats.quotas = quotas.as_slice().to_vec();
+            stash.quotas = Some(quotas);
+        }
+        clock.lap(&mut self.stats.seconds, Stage::Plan);
         let Stash {
             expert_ids: kept_ids,
+            quotas,
             pairs: kept,
+            instances,
             ..
         } = &mut stash;
         let expert_ids = step.map_or(expert_ids, |_| kept_ids.view());
         let pairs = Pairs::new(expert_ids, gate_weights, self.config.experts, first_pair)?;
-        unmasked(&pairs, &mut self.lists.chosen);
-        let mut dispatch = Dispatch::new(
-            &table,
-            self.rank,
-            (pairs.expert_ids(), pairs.top_k()),
-            &mut self.lists,
-            self.config.chunk_rows,
-            0,
-        )?;
-        clock.lap(&mut self.stats.seconds, Stage::Route);
-
-        let mut pass = Pass::new(&self.backend, comm, clock, &mut self.stats.seconds);
-        let inputs = Inputs {
-            x,
-            pairs: &pairs,
-            at_once: dispatch.rounds() == 1,
-        };
-        if !inputs.at_once {
-            let sums = T::sums::<B>(y, &mut self.buffers.sums);
-            self.backend.zero(sums, B::len(x))?;
-        }
-        let policy = step.map(|_| &self.config.policy);
-        let sizes = (pairs.len(), dispatch.rows(), self.config.shape.width);
-        kept.start(&self.backend, &mut self.buffers, policy, sizes)?;
-        pass.lap(Stage::Compact);
-        while let Some(chunk) = dispatch.next_chunk()? {
-            pass.lap(Stage::Route);
-            let (buffers, experts) = (&mut self.buffers, &self.experts);
-            buffers.forward_chunk(&mut pass, &chunk, experts, &inputs, kept, y)?;
-            self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
-        }
-        if !inputs.at_once {
-            T::round(&self.backend, &self.buffers.sums, y)?;
-        }
-        kept.finish(&self.backend, &mut self.buffers, &self.lists.gone, &pairs)?;
-        pass.lap(Stage::Compact);
+        let (inputs, known) = (Inputs { x, pairs: &pairs }, (step, quotas.as_ref()));
+        let left = (kept, instances);
+        let passes = self.forward_all(comm, clock, known, (&table, &inputs), left, y)?;
         if step.is_some() {
             self.stats.loads = routed.per_expert().to_vec();
             self.stats.dropped = routed.total() - loads.total();
-            self.record_forward(&table, stash.pairs.keeps_norms());
+            self.record_forward(&table, &stash, passes);
             stash.step = step;
             stash.first_pair = first_pair;
             self.stash = stash;
             self.record_buffers();
         }
         self.loads = Some(routed);
+        Ok(())
+    }
+
+    /// Every pair through its expert into `y`, chunk by chunk.
+    pub(super) fn forward_chunks<C: Collective>(
+        &mut self,
+        comm: &mut C,
+        mut clock: Clock,
+        (step, quotas): (Option<u32>, Option<&Quotas>),
+        (table, inputs): (&RoutingTable, &Inputs<'_, B, T>),
+        (kept, instances): Left<'_, B, T>,
+        y: &mut B::Buffer<T>,
+    ) -> Result<(), Error> {
+        let (pairs, shape) = (inputs.pairs, self.config.shape);
+        unmasked(pairs, &mut self.lists.chosen);
+        let mut lists = std::mem::take(&mut self.lists);
+        let mut dispatch = Dispatch::new(
+            table,
+            self.rank,
+            (pairs.expert_ids(), pairs.top_k()),
+            &mut lists,
+            self.config.chunk_rows,
+            0,
+        )?;
+        clock.lap(&mut self.stats.seconds, Stage::Route);
+        if let (Keeping::Largest, Some(step), Policy::Lrmoe(selecting)) =
+            (instances.keeping(), step, &self.config.policy)
+        {
+            let (order, draw) = ((pairs, dispatch.order()), self.draw(step));
+            instances.bring_keys(comm, self.rank, order, (selecting.method, draw))?;
+            clock.lap(&mut self.stats.seconds, Stage::Exchange);
+        }
+        let at_once = dispatch.rounds() == 1;
+        let mut pass = Pass::new(&self.backend, comm, clock, &mut self.stats.seconds);
+        if !at_once {
+            let sums = T::sums::<B>(y, &mut self.buffers.sums);
+            self.backend.zero(sums, B::len(inputs.x))?;
+        }
+        let policy = step.map(|_| &self.config.policy);
+        let sizes = (pairs.len(), dispatch.rows(), shape.width);
+        let buffers = &mut self.buffers;
+        kept.start(&self.backend, buffers, policy, sizes)?;
+        let quotas = quotas.map_or(&[][..], Quotas::as_slice);
+        instances.make_room(&self.backend, &shape, (self.rank, quotas))?;
+        instances.lend(at_once, &mut buffers.x, &mut buffers.pre_activations);
+        pass.lap(Stage::Compact);
+        while let Some(chunk) = dispatch.next_chunk()? {
+            pass.lap(Stage::Route);
+            let left = (&mut *kept, &mut *instances);
+            buffers.forward_chunk(&mut pass, (&chunk, at_once), &self.experts, inputs, left, y)?;
+            self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
+        }
+        instances.lend(at_once, &mut buffers.x, &mut buffers.pre_activations);
+        if !at_once {
+            T::round(&self.backend, &buffers.sums, y)?;
+        }
+        kept.finish(&self.backend, buffers, &lists.gone, pairs)?;
+        pass.lap(Stage::Compact);
+        self.lists = lists;
         Ok(())
     }
 
@@ -192,17 +224,20 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         ))
     }
 
-    /// Bytes of rows that leave the rank: x out and y back, with |h|^2 beside each row that comes back.
-    fn record_forward(&mut self, table: &RoutingTable, norms: bool) {
+    /// Bytes of rows that leave the rank: x out, with what is known of its key, and y back, with |h|^2; and the numbers of the rows that were chosen.
+    fn record_forward(&mut self, table: &RoutingTable, stash: &Stash<B, T>, passes: u64) {
         let rows = rows_between_ranks(table);
         let (out, back) = rows_leaving(&rows, self.rank);
         let row = (self.config.shape.width * size_of::<T>()) as u64;
-        let norm = if norms {
-            size_of::<SquaredNorm>() as u64
-        } else {
-            0
-        };
-        self.stats.forward_bytes = out * row + back * (row + norm);
+        let if_so = |so: bool, bytes: usize| if so { bytes as u64 } else { 0 };
+        let norm = if_so(stash.pairs.keeps_norms(), size_of::<SquaredNorm>());
+        let by_key = stash.instances.keeping() == Keeping::Largest;
+        let key = if_so(by_key, size_of::<EarlyKey>());
+        self.stats.forward_bytes = passes * (out * (row + key) + back * (row + norm));
+        if let Some(retained) = stash.instances.retained() {
+            let (chosen, _) = rows_leaving(&rows_between_ranks(retained), self.rank);
+            self.stats.forward_bytes += chosen * size_of::<u32>() as u64;
+        }
         self.stats.forward_rows = rows;
         let placement = self.experts.placement();
         self.stats.instances = (0..placement.ranks())
@@ -210,12 +245,13 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             .collect();
     }
 
-    fn quotas(&self, loads: &Loads) -> Result<Quotas, Error> {
+    /// How many pairs of each expert run backward; where they do so at the instances of `table`, no more than fit there.
+    fn quotas(&self, loads: &Loads, table: &RoutingTable) -> Result<Quotas, Error> {
         let Policy::Lrmoe(selecting) = &self.config.policy else {
             return Ok(Quotas::all(loads));
         };
         let unbounded = vec![u64::MAX; self.config.topology.ranks()];
-        Ok(quotas(&QuotaRequest {
+        let quotas = quotas(&QuotaRequest {
             loads,
             placement: self.experts.placement(),
             capacities: self.config.capacities.as_deref().unwrap_or(&unbounded),
@@ -223,7 +259,14 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             policy: selecting.quotas,
             profile: (!self.profile.is_empty()).then_some(&self.profile),
             floor: selecting.floor,
-        })?)
+        })?;
+        match &self.config.capacities {
+            Some(capacities) if self.config.stash != StashMode::Recompute => {
+                let rows = table.counts().map(|&rows| u64::from(rows)).sum_axis(Axis(0));
+                Ok(quotas.held(self.experts.placement(), &rows.to_vec(), capacities)?)
+            }
+            _ => Ok(quotas),
+        }
     }
 }
 
@@ -232,10 +275,10 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
     fn forward_chunk<C: Collective>(
         &mut self,
         pass: &mut Pass<'_, B, C>,
-        chunk: &Chunk<'_>,
+        (chunk, at_once): (&Chunk<'_>, bool),
         experts: &Experts<B, T>,
         inputs: &Inputs<'_, B, T>,
-        kept: &mut PairStash<B, T>,
+        (kept, instances): Left<'_, B, T>,
         y: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let (backend, width, pairs) = (pass.backend, experts.shape().width, inputs.pairs);
@@ -251,8 +294,17 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
             &mut self.scratch,
             &mut self.out,
             kept.keeps_norms().then_some(&mut self.norms),
+            (instances.keeping() != Keeping::Nothing).then_some(&mut self.pre_activations),
         )?;
         pass.lap(Stage::Forward);
+        instances.take(
+            backend,
+            experts.shape(),
+            (chunk.grouping.offsets(), at_once),
+            (&self.x, &self.pre_activations),
+            &self.norms,
+        )?;
+        pass.lap(Stage::Compact);
         let back = self.traffic.give_back(pass, chunk, (&self.out, width))?;
         let [gate_weights, ..] = &mut self.host.scalars;
         gate_weights.clear();
@@ -262,7 +314,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         let slots = [pairs.tokens(), pairs.top_k()];
         backend.pair_rows_into(chunk.pairs, slots, &mut self.pairs)?;
         let weights = Some(&self.gate_weights);
-        if inputs.at_once {
+        if at_once {
             backend.combine(back, width, &self.pairs, weights, y)?;
         } else {
             let sums = T::sums::<B>(y, &mut self.sums);

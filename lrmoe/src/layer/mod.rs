@@ -4,9 +4,12 @@ mod arrays;
 mod backward;
 mod buffers;
 mod dispatch;
+mod early;
 mod element;
 mod experts;
 mod forward;
+mod instances;
+mod largest;
 mod parameters;
 mod pass;
 mod router;
@@ -18,7 +21,7 @@ mod stats;
 use lrmoe_comm::Collective;
 use lrmoe_kernels::{CompactRows, ComputeExperts, Cpu, ExpertBuffers, FfnShape, SelectPairs};
 use lrmoe_metric::{Pairs, Profile, Scores, Selection, Selector};
-use lrmoe_plan::{Fixed, Loads, Placement, PlacementRequest, Topology};
+use lrmoe_plan::{Fixed, Loads, Placement, PlacementRequest, Stash as StashMode, Topology};
 use ndarray::Array2;
 
 use crate::adamw::{AdamW, sum_of_squares};
@@ -60,6 +63,9 @@ pub struct LayerConfig {
     pub capacities: Option<Vec<u64>>,
     /// What is run backward, where experts live, what is dropped.
     pub policy: Policy,
+    /// What the forward pass leaves for the backward pass. Where rows stay at their instances, that is where their pairs run backward, and the
+    /// quotas are lowered where a rank could be left with more than its capacity.
+    pub stash: StashMode,
     /// Decay per step of the profile of scores.
     pub profile_decay: f32,
 }
@@ -156,6 +162,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         if config.chunk_rows == 0 {
             return Err(Error::NoChunk);
         }
+        config.policy.check_stash(config.stash)?;
         let placement = first_placement(&config)?;
         Ok(Self {
             rank,
@@ -186,12 +193,31 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// where they are until the next update.
     ///
     /// # Errors
-    /// A SYMI policy whose capacities cannot be had.
+    /// A SYMI policy whose capacities cannot be had; a score that the stash mode cannot wait for.
     pub fn set_policy(&mut self, policy: Policy) -> Result<(), Error> {
+        policy.check_stash(self.config.stash)?;
         self.config.policy = policy;
         self.symi = symi_capacity(&self.config)?;
         self.stash.step = None;
         Ok(())
+    }
+
+    /// Stashes by `stash` from the next forward pass on, for which a backward pass that has not come yet is given up.
+    ///
+    /// # Errors
+    /// A score that the stash mode cannot wait for.
+    pub fn set_stash(&mut self, stash: StashMode) -> Result<(), Error> {
+        self.config.policy.check_stash(stash)?;
+        self.config.stash = stash;
+        self.stash.step = None;
+        Ok(())
+    }
+
+    /// Gives the memory of token buffers back, which the next step takes anew, and gives up a backward pass that has not come yet.
+    pub fn release(&mut self) {
+        self.buffers = Buffers::default();
+        self.stash = Stash::default();
+        self.rows = Rows::default();
     }
 
     /// Where experts live now.

@@ -1,16 +1,23 @@
 //! Which pairs run backward.
 
 use lrmoe_comm::Collective;
-use lrmoe_metric::{Draw, Pairs, Selection};
+use lrmoe_kernels::Memory;
+use lrmoe_metric::{Draw, Pairs, Selection, SquaredNorm};
+use lrmoe_plan::Quotas;
 
 use super::buffers::Buffers;
 use super::element::LayerElement;
-use super::stash::Stash;
 use super::stats::{Clock, Stage};
 use super::{Backend, MoeLayer, unmasked};
 use crate::error::Error;
 use crate::exchange::Over;
 use crate::policy::{Policy, Selecting};
+
+/// dy of each token and |h|^2 of each pair, as far as they are known.
+pub(super) type Known<'a, B, T> = (
+    Option<&'a <B as Memory>::Buffer<T>>,
+    Option<&'a <B as Memory>::Buffer<SquaredNorm>>,
+);
 
 impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// Makes the selection of `selector` the pairs of this rank that run backward, by the policy.
@@ -18,24 +25,19 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         &mut self,
         comm: &mut C,
         clock: &mut Clock,
-        (stash, step): (&Stash<B, T>, u32),
+        (quotas, step): (Option<&Quotas>, u32),
         pairs: &Pairs<'_>,
-        dy: &B::Buffer<T>,
+        (dy, h): Known<'_, B, T>,
     ) -> Result<(), Error> {
         match self.config.policy {
             Policy::Lrmoe(selecting) => {
-                let quotas = stash.quotas.as_ref().ok_or(Error::NoForward)?;
-                let draw = Draw {
-                    seed: self.config.seed,
-                    step,
-                    layer: self.config.layer,
-                };
-                let h = stash.pairs.h_norms();
+                let quotas = quotas.ok_or(Error::NoForward)?;
+                let draw = self.draw(step);
                 self.select(
                     comm,
                     clock,
                     selecting,
-                    (pairs, dy, h),
+                    (pairs, (dy, h)),
                     quotas.as_slice(),
                     draw,
                 )
@@ -53,32 +55,37 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         }
     }
 
+    /// The random numbers of a step.
+    pub(super) fn draw(&self, step: u32) -> Draw {
+        Draw {
+            seed: self.config.seed,
+            step,
+            layer: self.config.layer,
+        }
+    }
+
     fn select<C: Collective>(
         &mut self,
         comm: &mut C,
         clock: &mut Clock,
         selecting: Selecting,
-        (pairs, dy, h): (
-            &Pairs<'_>,
-            &B::Buffer<T>,
-            Option<&B::Buffer<lrmoe_metric::SquaredNorm>>,
-        ),
+        (pairs, (dy, h)): (&Pairs<'_>, Known<'_, B, T>),
         quotas: &[u32],
         draw: Draw,
     ) -> Result<(), Error> {
         let backend = &self.backend;
         let of_backend = backend.pairs(pairs)?;
-        let needs_dy = selecting.score.needs_dy();
+        let dy = dy.filter(|_| selecting.score.needs_dy());
         let Buffers {
             dy_norms: norms,
             scores,
             ..
         } = &mut self.buffers;
-        if needs_dy {
+        if let Some(dy) = dy {
             let shape = [pairs.tokens(), self.config.shape.width];
             backend.squared_norms(dy, shape, norms)?;
         }
-        let dy = needs_dy.then_some(&*norms);
+        let dy = dy.map(|_| &*norms);
         backend.score_into(
             selecting.score,
             &of_backend,

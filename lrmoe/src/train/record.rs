@@ -238,15 +238,16 @@ fn modelled(config: &TrainConfig, stats: &LayerStats, ranks: &[&RankStats]) -> R
     let between = |of: fn(&RankStats) -> &Vec<u64>| {
         Array2::from_shape_fn((ranks.len(), ranks.len()), |(from, to)| of(ranks[from])[to])
     };
+    let sent = if config.stash == Stash::Recompute { 2 } else { 1 };
     let work = StepWork {
-        stash: Stash::Recompute,
+        stash: config.stash,
         instances: stats.instances.clone(),
         forward_rows: received(&stats.forward_rows),
         backward_rows: received(&stats.backward_rows),
         exchanges: vec![
             &stats.forward_rows * row,
             &stats.forward_rows.t() * row,
-            &stats.backward_rows * (2 * row),
+            &stats.backward_rows * (sent * row),
             &stats.backward_rows.t() * row,
             between(|rank| &rank.reduction),
         ],

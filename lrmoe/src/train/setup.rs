@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lrmoe_kernels::FfnShape;
-use lrmoe_plan::{ExpertShape, MemoryModel, Stash, Topology};
+use lrmoe_plan::{ExpertShape, MemoryModel, Topology};
 
 use crate::config::TrainConfig;
 use crate::error::Error;
@@ -62,6 +62,7 @@ pub(super) fn layer_configs(config: &TrainConfig) -> Result<Vec<LayerConfig>, Er
         chunk_rows: config.chunk_rows,
         capacities: capacities.transpose()?,
         policy: config.policy.clone(),
+        stash: config.stash,
         profile_decay: PROFILE_DECAY,
     };
     Ok((0..model.layers)
@@ -92,7 +93,7 @@ fn memory_model(config: &TrainConfig) -> MemoryModel {
         top_k: config.model.top_k,
         tokens: config.batch / config.ranks * config.model.context,
         chunk_rows: config.chunk_rows,
-        stash: Stash::Recompute,
+        stash: config.stash,
         keeps_outputs: config.policy.needs_outputs(),
         fixed: 0,
     }

@@ -223,6 +223,10 @@ fn contradictions_are_refused_with_their_values() {
             "symi is compared with itself",
         ),
         (
+            "--stash forward-select",
+            "stash mode forward-select chooses pairs in the forward pass, where score down-grad is not known, as it needs dy; take score forward, gate or random, or stash mode recompute or stash",
+        ),
+        (
             "--capacity-factor 0",
             "capacity-factor 0 is out of range, must be above 0",
         ),

@@ -6,10 +6,11 @@ use lrmoe::policy::{DxWeight, Policy, RouterGradient, Selecting};
 use lrmoe_comm::{Collective, Solo};
 use lrmoe_kernels::{Cpu, HostBuffer, Memory};
 use lrmoe_metric::{Method, Score};
-use lrmoe_plan::QuotaPolicy;
+use lrmoe_plan::{QuotaPolicy, Stash};
 use ndarray::s;
 
 use super::bits;
+use super::stash::MODES;
 use super::common::{Batch, Stepped, lrmoe, on_ranks, split, step, steps};
 
 pub(super) fn all_policies() -> Vec<Policy> {
@@ -37,6 +38,18 @@ pub(super) fn all_policies() -> Vec<Policy> {
         select(0.5, Score::Gate, Method::Top, QuotaPolicy::Value),
         select(0.5, Score::Random, Method::Top, QuotaPolicy::Proportional),
         lrmoe(0.0),
+        select(
+            0.0,
+            Score::Forward,
+            Method::Priority,
+            QuotaPolicy::Proportional,
+        ),
+        select(
+            1.0,
+            Score::Forward,
+            Method::Priority,
+            QuotaPolicy::Proportional,
+        ),
         Policy::Lrmoe(Selecting {
             dx_weight: DxWeight::One,
             router_gradient: RouterGradient::All,
@@ -51,7 +64,21 @@ fn assert_trains_through(
     shares: &[std::ops::Range<usize>],
     what: &str,
 ) {
-    assert_whole(&steps(batch, config, shares, 3), batch, what);
+    let needs_dy = |policy: &Policy| match policy {
+        Policy::Lrmoe(selecting) => selecting.score.needs_dy(),
+        _ => false,
+    };
+    for stash in MODES {
+        if stash == Stash::ForwardSelect && needs_dy(&config.policy) {
+            continue;
+        }
+        let config = LayerConfig {
+            stash,
+            ..config.clone()
+        };
+        let what = format!("{what}, {stash}");
+        assert_whole(&steps(batch, &config, shares, 3), batch, &what);
+    }
 }
 
 /// Everything is finite, and every pair that was to run did.

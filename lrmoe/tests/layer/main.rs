@@ -4,6 +4,7 @@
 mod common;
 mod edges;
 mod precision;
+mod stash;
 
 use common::{Batch, Stepped, lrmoe, relative_error, split, step, steps};
 use lrmoe::config::Dtype;
@@ -11,7 +12,7 @@ use lrmoe::layer::{LayerConfig, MoeLayer, imbalance};
 use lrmoe::policy::{Policy, RouterGradient, Selecting};
 use lrmoe_comm::Solo;
 use lrmoe_metric::{Method, Score};
-use lrmoe_plan::{ExpertShape, Fixed, MemoryModel, Stash};
+use lrmoe_plan::{ExpertShape, Fixed, MemoryModel};
 
 /// f32 sums in another order: a few hundred terms at most.
 const ROUNDING: f64 = 1e-5;
@@ -325,17 +326,27 @@ fn symi_drops_by_position_beyond_the_capacity() {
 fn measured_buffers_stay_within_the_memory_model() {
     let (tokens, width, hidden, top_k) = (512, 64, 96, 2);
     let batch = Batch::random(tokens, (width, hidden), (8, top_k), 14);
-    for (ranks, retention, dtype) in [
+    let cases = [
         (1, 1.0, Dtype::F32),
         (1, 0.25, Dtype::F32),
         (4, 0.5, Dtype::F32),
         (1, 1.0, Dtype::Bf16),
         (1, 0.25, Dtype::Bf16),
         (4, 0.5, Dtype::Bf16),
-    ] {
+    ];
+    let cases = cases.into_iter().flat_map(|case| stash::MODES.map(|stash| (case, stash)));
+    for ((ranks, retention, dtype), stash) in cases {
+        let policy = Policy::Lrmoe(Selecting {
+            retention,
+            score: Score::Forward,
+            ..Selecting::default()
+        });
+        // Without replicas, so that no instance holds more than is chosen of it.
         let config = LayerConfig {
             chunk_rows: 200,
-            ..batch.config(ranks, lrmoe(retention))
+            stash,
+            slots: vec![(8 / ranks) as u32; ranks],
+            ..batch.config(ranks, policy)
         };
         let stepped = match dtype {
             Dtype::F32 => step(&batch, &config),
@@ -351,7 +362,7 @@ fn measured_buffers_stay_within_the_memory_model() {
             top_k,
             tokens: tokens / ranks,
             chunk_rows: 200,
-            stash: Stash::Recompute,
+            stash,
             keeps_outputs: false,
             fixed: 0,
         };
@@ -368,7 +379,7 @@ fn measured_buffers_stay_within_the_memory_model() {
             let allowed = modelled + (8 * 16 * 3 * hidden * 4 + copy) as u64 + (1 << 20);
             assert!(
                 stats.buffer_bytes <= allowed && stats.buffer_bytes > modelled / 3,
-                "{ranks} ranks, retention {retention}, {dtype}: measured {}, modelled {modelled}",
+                "{ranks} ranks, retention {retention}, {dtype}, {stash}: measured {}, modelled {modelled}",
                 stats.buffer_bytes
             );
         }
