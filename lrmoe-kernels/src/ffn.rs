@@ -302,7 +302,11 @@ impl<'a, T: Copy> Experts<'a, T> {
         up: &ArrayRef<T, Ix2>,
     ) -> Result<(), Error> {
         let shape = [self.rows(), self.shape.hidden];
-        check_gate(self.shape.activation, gate.is_some(), "gate pre-activations")?;
+        check_gate(
+            self.shape.activation,
+            gate.is_some(),
+            "gate pre-activations",
+        )?;
         gate.map_or(Ok(()), |gate| {
             checked("gate pre-activations", gate, &shape).map(drop)
         })?;

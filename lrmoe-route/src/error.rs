@@ -40,7 +40,9 @@ pub enum Error {
         shortfall: u64,
     },
     /// More pairs that are kept at an instance than were routed to it.
-    #[error("rank {source_rank} keeps {kept} pairs at instance {instance}, but {routed} were routed there")]
+    #[error(
+        "rank {source_rank} keeps {kept} pairs at instance {instance}, but {routed} were routed there"
+    )]
     TooManyKept {
         /// The source rank.
         source_rank: usize,

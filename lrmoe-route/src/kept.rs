@@ -125,7 +125,9 @@ impl RoutingTable {
         let table = Self::new(counts, self.placement().clone());
         if let Some(capacities) = capacities {
             expect("capacities", ranks, capacities.len())?;
-            for (rank, (rows, &capacity)) in table.rank_loads().into_iter().zip(capacities).enumerate() {
+            for (rank, (rows, &capacity)) in
+                table.rank_loads().into_iter().zip(capacities).enumerate()
+            {
                 if rows > capacity {
                     return Err(Error::RankFull {
                         rank,

@@ -221,7 +221,11 @@ fn later_steps_allocate_no_lists<T: LayerElement>() -> Result<(), Failed> {
     };
     // Selection counts keys in two tables of at most 2^14 numbers each, how many of which it needs depends on the scores.
     for case in cases() {
-        let tables = if case.0 == Policy::Dropless { 0 } else { 8 << 14 };
+        let tables = if case.0 == Policy::Dropless {
+            0
+        } else {
+            8 << 14
+        };
         let bytes = [&few, &many].map(|sizes| later_step::<T>(sizes, &case));
         let name = format!("{} {}", case.0.name(), case.1);
         let added = (many.tokens - few.tokens) * few.top_k;

@@ -15,7 +15,8 @@ use std::error::Error;
 
 use lrmoe_kernels::{
     Activation, BackwardRows, CompactRows, Cpu, ExpertFfn, FfnElement, FfnShape, HostBuffer,
-    Memory, PairRows, PreActivations, PreActivationsMut, RowIndex, SquaredNorm, StashFfn, WeightGradients, Weights, Workspace,
+    Memory, PairRows, PreActivations, PreActivationsMut, RowIndex, SquaredNorm, StashFfn,
+    WeightGradients, Weights, Workspace,
     half::bf16,
     ndarray::{ArrayView2, ArrayView3, ArrayViewMut2, ArrayViewMut3},
 };

@@ -235,15 +235,22 @@ fn put_rows<T: Element>(
         let end = places[places.len() - 1] as usize + 1;
         let part = rest.split_off_mut(..(end - first) * width);
         let start = std::mem::replace(&mut first, end);
-        (index, places, start, part.expect("places are those of the output"))
+        (
+            index,
+            places,
+            start,
+            part.expect("places are those of the output"),
+        )
     });
     let tasks: Vec<_> = tasks.collect();
-    tasks.into_par_iter().for_each(|(index, places, start, part)| {
-        for (&row, &place) in index.iter().zip(places) {
-            let to = &mut part[(place as usize - start) * width..][..width];
-            to.copy_from_slice(&rows[row as usize * width..][..width]);
-        }
-    });
+    tasks
+        .into_par_iter()
+        .for_each(|(index, places, start, part)| {
+            for (&row, &place) in index.iter().zip(places) {
+                let to = &mut part[(place as usize - start) * width..][..width];
+                to.copy_from_slice(&rows[row as usize * width..][..width]);
+            }
+        });
 }
 
 /// Length of the order in which the places of an index are filled: none if it is their own, or few rows are named twice.

@@ -89,8 +89,8 @@ impl<T: FfnElement> ComputeExperts<T> for Cpu {
             );
         };
         let of_hidden = [groups.rows(), shape.hidden];
-        let gate = (shape.activation.is_gated())
-            .then(|| rows("gate pre-activations", gate, of_hidden));
+        let gate =
+            (shape.activation.is_gated()).then(|| rows("gate pre-activations", gate, of_hidden));
         let kept = PreActivations {
             gate: gate.transpose()?,
             up: rows("up pre-activations", up, of_hidden)?,

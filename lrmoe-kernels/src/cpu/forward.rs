@@ -45,7 +45,8 @@ pub(super) fn forward<T: Storage>(
         out: split(&mut out, rows.len() * width),
         h_norms: h_norms.as_mut().map(|norms| split(norms, rows.len())),
         stash: stash.as_mut().map(|stash| {
-            let part = |all: &mut Option<_>| all.as_mut().map(|all| split(all, rows.len() * hidden));
+            let part =
+                |all: &mut Option<_>| all.as_mut().map(|all| split(all, rows.len() * hidden));
             stash.each_mut().map(part)
         }),
     });

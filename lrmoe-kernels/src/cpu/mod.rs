@@ -25,8 +25,7 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 
 use crate::{
     BackwardRows, Error, ExpertFfn, FfnShape, PreActivations, PreActivationsMut, StashFfn,
-    WeightGradients, Weights,
-    error::check_length, ffn::Experts,
+    WeightGradients, Weights, error::check_length, ffn::Experts,
 };
 pub use element::FfnElement;
 pub use memory::HostBuffer;

@@ -43,7 +43,13 @@ pub(crate) fn gathers<B: Backend>(backend: &B) {
     check_gather(backend, 4, 3, &[2; 500]);
 }
 
-fn check_put<B: Backend>(backend: &B, [from, to]: [usize; 2], width: usize, index: &[u32], places: &[u32]) {
+fn check_put<B: Backend>(
+    backend: &B,
+    [from, to]: [usize; 2],
+    width: usize,
+    index: &[u32],
+    places: &[u32],
+) {
     let rows = rows(from, width);
     let before = vec![-1.0; to * width];
     let on = backend.upload(&rows).unwrap();
@@ -76,15 +82,25 @@ pub(crate) fn puts<B: Backend>(backend: &B) {
         while places.len() > count as usize {
             places.remove(number() as usize % places.len());
         }
-        check_put(backend, [from as usize, to as usize], width, &index, &places);
+        check_put(
+            backend,
+            [from as usize, to as usize],
+            width,
+            &index,
+            &places,
+        );
     }
     let rows = backend.upload(&[1.0, 2.0]).unwrap();
     let mut out = backend.upload(&[0.0; 3]).unwrap();
     let [two, one] = [&[0, 1][..], &[0]].map(|list| backend.row_index(list, 2).unwrap());
     let places = backend.row_index(&[0, 2], 3).unwrap();
-    let error = backend.put(&rows, 1, [&one, &places], &mut out).unwrap_err();
+    let error = backend
+        .put(&rows, 1, [&one, &places], &mut out)
+        .unwrap_err();
     assert_eq!(error.to_string(), "shape of places is [2], expected [1]");
-    let error = backend.put(&rows, 2, [&two, &places], &mut out).unwrap_err();
+    let error = backend
+        .put(&rows, 2, [&two, &places], &mut out)
+        .unwrap_err();
     assert_eq!(error.to_string(), "shape of rows is [2], expected [4]");
     let error = backend.put(&rows, 1, [&two, &two], &mut out).unwrap_err();
     assert_eq!(error.to_string(), "shape of out is [3], expected [2]");

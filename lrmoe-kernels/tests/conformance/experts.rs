@@ -116,7 +116,8 @@ fn run_keeping<B: ComputeExperts<T>, T: FfnElement>(
     };
     backend
         .backward(
-            shape, &weights, offsets, &inputs, kept, scratch, &mut dx, &mut dp, gradients, accumulate,
+            shape, &weights, offsets, &inputs, kept, scratch, &mut dx, &mut dp, gradients,
+            accumulate,
         )
         .unwrap();
     let download = |buffer: &B::Buffer<f32>| backend.download(buffer).unwrap();
@@ -362,7 +363,14 @@ pub(crate) fn kept<B: ComputeExperts<T>, T: FfnElement>(backend: &B, to_the_bit:
             let gradients = &mut no_gradients(backend, &problem);
             let accumulate = vec![false; groups.len()];
             let kept = Some(&mut room);
-            let kept = run_keeping(backend, &problem, &mut scratch, kept, gradients, &accumulate);
+            let kept = run_keeping(
+                backend,
+                &problem,
+                &mut scratch,
+                kept,
+                gradients,
+                &accumulate,
+            );
             assert_eq!(bits(&kept.out), bits(&again.out), "{activation}");
             assert_eq!(kept.h_norms, again.h_norms, "{activation}");
             let of = |found: &Found| {
@@ -373,7 +381,8 @@ pub(crate) fn kept<B: ComputeExperts<T>, T: FfnElement>(backend: &B, to_the_bit:
                 if to_the_bit {
                     assert_eq!(bits(kept), bits(again), "{activation}");
                 }
-                let wide = |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+                let wide =
+                    |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
                 assert_close::<T>("kept", wide(kept), wide(again));
             }
         }
@@ -391,7 +400,16 @@ pub(crate) fn misuse<B: ComputeExperts>(backend: &B) {
     let x = backend.upload(problem.x.as_slice().unwrap()).unwrap();
     let message = |shape: &FfnShape, weights: &ExpertBuffers<B>, offsets: &[usize]| {
         let (mut scratch, mut out) = (B::Scratch::default(), Default::default());
-        let result = backend.forward(shape, weights, offsets, &x, &mut scratch, &mut out, None, None);
+        let result = backend.forward(
+            shape,
+            weights,
+            offsets,
+            &x,
+            &mut scratch,
+            &mut out,
+            None,
+            None,
+        );
         result.unwrap_err().to_string()
     };
     let shape = problem.shape;

@@ -81,7 +81,9 @@ fn what_cannot_be_left_is_refused() {
     let error = table.kept(array![[3, 1, 2], [0, 1, 0]], None).unwrap_err();
     let expected = "rank 0 keeps 1 pairs at instance 1, but 0 were routed there";
     assert_eq!(error.to_string(), expected);
-    let error = table.kept(table.counts().to_owned(), Some(&[3, 2])).unwrap_err();
+    let error = table
+        .kept(table.counts().to_owned(), Some(&[3, 2]))
+        .unwrap_err();
     let expected = "3 pairs stay on rank 1, where they were routed, but it can hold 2";
     assert_eq!(error.to_string(), expected);
     let error = table.kept(Array2::zeros((2, 2)), None).unwrap_err();
@@ -94,9 +96,21 @@ fn what_cannot_be_left_is_refused() {
         table.places_into(source, ids, kept, places).unwrap_err()
     };
     let ids = [0, 1, 1, -1, 0, 0];
-    assert!(matches!(places(2, &ids, &[]), Error::RankOutOfRange { rank: 2, ranks: 2 }));
+    assert!(matches!(
+        places(2, &ids, &[]),
+        Error::RankOutOfRange { rank: 2, ranks: 2 }
+    ));
     assert!(matches!(places(0, &ids, &[1, 0]), Error::PairOrder { .. }));
-    assert!(matches!(places(0, &ids, &[3]), Error::ExpertOutOfRange { pair: 3, .. }));
-    assert!(matches!(places(0, &ids[1..], &[]), Error::PairCount { expert: 0, .. }));
-    assert!(matches!(places(0, &[-2; 6], &[]), Error::ExpertOutOfRange { expert: -2, .. }));
+    assert!(matches!(
+        places(0, &ids, &[3]),
+        Error::ExpertOutOfRange { pair: 3, .. }
+    ));
+    assert!(matches!(
+        places(0, &ids[1..], &[]),
+        Error::PairCount { expert: 0, .. }
+    ));
+    assert!(matches!(
+        places(0, &[-2; 6], &[]),
+        Error::ExpertOutOfRange { expert: -2, .. }
+    ));
 }

@@ -183,7 +183,11 @@ impl Contender {
             all.extend(of_modes.map(|&stash| Self::new(retention, policy.clone(), stash)));
         }
         // Where all pairs run backward, all rows are kept.
-        let mut modes: Vec<_> = settings.stashes.iter().map(|&stash| all_kept(stash)).collect();
+        let mut modes: Vec<_> = settings
+            .stashes
+            .iter()
+            .map(|&stash| all_kept(stash))
+            .collect();
         modes.reverse();
         for (number, &stash) in modes.iter().enumerate() {
             if !modes[number + 1..].contains(&stash) {

@@ -177,7 +177,11 @@ fn of_contender(
         matrices,
     );
     let retained = &contender.retained;
-    let again = if contender.stash == Stash::Recompute { matrices - 1 } else { 0 };
+    let again = if contender.stash == Stash::Recompute {
+        matrices - 1
+    } else {
+        0
+    };
     let products = 2 * matrices + again;
     let backward = pass(
         settings,

@@ -80,7 +80,13 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let is_chosen = instances.retained().is_some();
         if !is_chosen {
             let known = (Some(dy), stash.pairs.h_norms());
-            self.choose(comm, &mut clock, (stash.quotas.as_ref(), step), &pairs, known)?;
+            self.choose(
+                comm,
+                &mut clock,
+                (stash.quotas.as_ref(), step),
+                &pairs,
+                known,
+            )?;
         }
         let selection = std::mem::take(&mut self.selector.selection);
         if !needs_x && !is_chosen {

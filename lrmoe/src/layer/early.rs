@@ -36,24 +36,41 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         y: &mut B::Buffer<T>,
     ) -> Result<u64, Error> {
         let keeping = self.keeping(step);
-        if keeping != Keeping::Nothing {
-            instances.start(table.clone(), keeping);
-        }
+        instances.start(table, keeping);
         let chooses = matches!(keeping, Keeping::Chosen | Keeping::Largest);
         let (Some(step), true) = (step, chooses) else {
-            self.forward_chunks(comm, clock, (step, quotas), (table, inputs), (kept, instances), y)?;
+            self.forward_chunks(
+                comm,
+                clock,
+                (step, quotas),
+                (table, inputs),
+                (kept, instances),
+                y,
+            )?;
             return Ok(1);
         };
         let known = (Some(step), quotas);
         if keeping == Keeping::Chosen {
-            self.choose_early(comm, &mut clock, (quotas, step), inputs.pairs, (kept, instances))?;
+            self.choose_early(
+                comm,
+                &mut clock,
+                (quotas, step),
+                inputs.pairs,
+                (kept, instances),
+            )?;
             self.forward_chunks(comm, clock, known, (table, inputs), (kept, instances), y)?;
             instances.settle();
             return Ok(1);
         }
         self.forward_chunks(comm, clock, known, (table, inputs), (kept, instances), y)?;
         let mut clock = Clock::start();
-        self.choose_early(comm, &mut clock, (quotas, step), inputs.pairs, (kept, instances))?;
+        self.choose_early(
+            comm,
+            &mut clock,
+            (quotas, step),
+            inputs.pairs,
+            (kept, instances),
+        )?;
         let mut missing = [u32::from(!instances.settle())];
         comm.all_reduce(&mut missing, Reduction::Max)?;
         clock.lap(&mut self.stats.seconds, Stage::Select);

@@ -231,9 +231,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let row = (self.config.shape.width * size_of::<T>()) as u64;
         let if_so = |so: bool, bytes: usize| if so { bytes as u64 } else { 0 };
         let norm = if_so(stash.pairs.keeps_norms(), size_of::<SquaredNorm>());
-        let by_key = stash.instances.keeping() == Keeping::Largest;
-        let key = if_so(by_key, size_of::<EarlyKey>());
-        self.stats.forward_bytes = passes * (out * (row + key) + back * (row + norm));
+        let by_key = stash.instances.keeping() == Keeping::Largest || passes > 1;
+        let keys = out * if_so(by_key, size_of::<EarlyKey>());
+        self.stats.forward_bytes = keys + passes * (out * row + back * (row + norm));
         if let Some(retained) = stash.instances.retained() {
             let (chosen, _) = rows_leaving(&rows_between_ranks(retained), self.rank);
             self.stats.forward_bytes += chosen * size_of::<u32>() as u64;
@@ -262,7 +262,10 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         })?;
         match &self.config.capacities {
             Some(capacities) if self.config.stash != StashMode::Recompute => {
-                let rows = table.counts().map(|&rows| u64::from(rows)).sum_axis(Axis(0));
+                let rows = table
+                    .counts()
+                    .map(|&rows| u64::from(rows))
+                    .sum_axis(Axis(0));
                 Ok(quotas.held(self.experts.placement(), &rows.to_vec(), capacities)?)
             }
             _ => Ok(quotas),

@@ -108,9 +108,9 @@ impl<B: Backend<T>, T: LayerElement> InstanceRows<B, T> {
     }
 
     /// Begins a forward pass whose pairs go by `table`.
-    pub(super) fn start(&mut self, table: RoutingTable, keeping: Keeping) {
+    pub(super) fn start(&mut self, table: &RoutingTable, keeping: Keeping) {
         self.keeping = keeping;
-        self.table = Some(table);
+        self.table = (keeping != Keeping::Nothing).then(|| table.clone());
         self.retained = None;
     }
 
@@ -121,15 +121,12 @@ impl<B: Backend<T>, T: LayerElement> InstanceRows<B, T> {
         shape: &FfnShape,
         (rank, quotas): (usize, &[u32]),
     ) -> Result<(), Error> {
-        let Some(table) = &self.table else {
-            return Ok(());
-        };
         self.done = 0;
-        self.slots = match self.keeping {
-            Keeping::Nothing => 0,
-            Keeping::All => table.rank_loads()[rank] as usize,
-            Keeping::Chosen => self.rows.len(),
-            Keeping::Largest => {
+        self.slots = match (self.keeping, &self.table) {
+            (Keeping::Nothing, _) | (_, None) => 0,
+            (Keeping::All, Some(table)) => table.rank_loads()[rank] as usize,
+            (Keeping::Chosen, _) => self.rows.len(),
+            (Keeping::Largest, Some(table)) => {
                 let placement = table.placement();
                 let rooms = placement.on_rank(rank).map(|instance| {
                     let rows: u32 = table.counts().column(instance).sum();
@@ -214,7 +211,11 @@ impl<B: Backend<T>, T: LayerElement> InstanceRows<B, T> {
             Keeping::Chosen => {
                 let first = self.rows.partition_point(|row| (*row as usize) < self.done);
                 let end = (self.rows).partition_point(|row| (*row as usize) < self.done + count);
-                rows.extend(self.rows[first..end].iter().map(|row| row - self.done as u32));
+                rows.extend(
+                    self.rows[first..end]
+                        .iter()
+                        .map(|row| row - self.done as u32),
+                );
                 slots.extend(first as u32..end as u32);
             }
             Keeping::Largest => {

@@ -137,7 +137,10 @@ mod tests {
     use super::*;
 
     fn keys(values: &[f32]) -> Vec<SquaredNorm> {
-        values.iter().map(|value| SquaredNorm::of(&[*value])).collect()
+        values
+            .iter()
+            .map(|value| SquaredNorm::of(&[*value]))
+            .collect()
     }
 
     /// The rows that are left, by instance, after rows in chunks.
@@ -157,18 +160,34 @@ mod tests {
         let mut content = vec![NOWHERE; slots];
         for first in (0..values.len()).step_by(chunk) {
             let end = values.len().min(first + chunk);
-            let offsets: Vec<_> = ends.iter().map(|e| (*e).clamp(first, end) - first).collect();
+            let offsets: Vec<_> = ends
+                .iter()
+                .map(|e| (*e).clamp(first, end) - first)
+                .collect();
             let (mut rows, mut to) = (vec![], vec![]);
-            largest.take(first, &offsets, &keys(&values[first..end]), [&mut rows, &mut to]);
+            largest.take(
+                first,
+                &offsets,
+                &keys(&values[first..end]),
+                [&mut rows, &mut to],
+            );
             assert!(to.is_sorted());
             for (row, slot) in rows.iter().zip(to) {
                 content[slot as usize] = first as u32 + row;
             }
         }
-        let all: Vec<u32> = content.iter().copied().filter(|row| *row != NOWHERE).collect();
+        let all: Vec<u32> = content
+            .iter()
+            .copied()
+            .filter(|row| *row != NOWHERE)
+            .collect();
         let mut found = Vec::new();
         assert!(largest.slots_of(&all, &mut found));
-        assert!(all.iter().zip(found).all(|(row, slot)| content[slot as usize] == *row));
+        assert!(
+            all.iter()
+                .zip(found)
+                .all(|(row, slot)| content[slot as usize] == *row)
+        );
         let mut start = 0;
         let of = |size: &u32| {
             let end = start + *size as usize;

@@ -238,7 +238,11 @@ fn modelled(config: &TrainConfig, stats: &LayerStats, ranks: &[&RankStats]) -> R
     let between = |of: fn(&RankStats) -> &Vec<u64>| {
         Array2::from_shape_fn((ranks.len(), ranks.len()), |(from, to)| of(ranks[from])[to])
     };
-    let sent = if config.stash == Stash::Recompute { 2 } else { 1 };
+    let sent = if config.stash == Stash::Recompute {
+        2
+    } else {
+        1
+    };
     let work = StepWork {
         stash: config.stash,
         instances: stats.instances.clone(),

@@ -160,7 +160,8 @@ pub(super) fn stash_modes<B: Backend + Clone + Sync>(backend: &B) {
                 let what = format!("{stash}, {score} on {ranks} ranks");
                 assert_eq!(pairs(&device), pairs(&cpu), "{what}");
                 assert_close(&device, &cpu, ROUNDING, &what);
-                let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                let bits =
+                    |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
                 let found = [
                     device.y.iter().copied().collect(),
                     device.dx.iter().copied().collect(),

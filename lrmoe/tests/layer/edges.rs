@@ -10,8 +10,8 @@ use lrmoe_plan::{QuotaPolicy, Stash};
 use ndarray::s;
 
 use super::bits;
-use super::stash::MODES;
 use super::common::{Batch, Stepped, lrmoe, on_ranks, split, step, steps};
+use super::stash::MODES;
 
 pub(super) fn all_policies() -> Vec<Policy> {
     let select = |retention, score, method, quotas| {

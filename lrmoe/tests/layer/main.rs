@@ -334,7 +334,9 @@ fn measured_buffers_stay_within_the_memory_model() {
         (1, 0.25, Dtype::Bf16),
         (4, 0.5, Dtype::Bf16),
     ];
-    let cases = cases.into_iter().flat_map(|case| stash::MODES.map(|stash| (case, stash)));
+    let cases = cases
+        .into_iter()
+        .flat_map(|case| stash::MODES.map(|stash| (case, stash)));
     for ((ranks, retention, dtype), stash) in cases {
         let policy = Policy::Lrmoe(Selecting {
             retention,

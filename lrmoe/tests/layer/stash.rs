@@ -89,7 +89,11 @@ fn settings_of_the_gradients_hold_in_all_modes() {
         let of = |stash| step(&batch, &alone(&batch, 2, policy.clone(), stash));
         let again = of(Stash::Recompute);
         for stash in [Stash::Full, Stash::ForwardSelect] {
-            assert_same(&of(stash), &again, &format!("{stash}, {dx_weight} {router_gradient}"));
+            assert_same(
+                &of(stash),
+                &again,
+                &format!("{stash}, {dx_weight} {router_gradient}"),
+            );
         }
     }
 }
@@ -155,10 +159,16 @@ fn chunks_do_not_change_what_is_kept() {
 #[test]
 fn scores_that_vanish_beside_others_are_chosen_alike() {
     let mut batch = Batch::random(80, (8, 12), (4, 1), 35);
-    for (token, (mut x, id)) in (batch.x.rows_mut().into_iter().zip(&mut batch.expert_ids)).enumerate() {
+    for (token, (mut x, id)) in
+        (batch.x.rows_mut().into_iter().zip(&mut batch.expert_ids)).enumerate()
+    {
         *id = (token % 4) as i32;
         // The hidden rows are about quadratic in x.
-        x *= if token % 4 == 3 { 2_f32.powi(20) } else { 2_f32.powi(-30) };
+        x *= if token % 4 == 3 {
+            2_f32.powi(20)
+        } else {
+            2_f32.powi(-30)
+        };
     }
     for ranks in [1, 2] {
         for method in [Method::Priority, Method::Top] {
@@ -187,7 +197,11 @@ fn rows_in_bf16_differ_by_their_rounding() {
             for (what, a, b) in [
                 ("dx", kept.dx.iter().collect(), again.dx.iter().collect()),
                 ("dp", kept.dp.iter().collect(), again.dp.iter().collect()),
-                ("gradient", kept.gradient.iter().collect(), again.gradient.iter().collect()),
+                (
+                    "gradient",
+                    kept.gradient.iter().collect(),
+                    again.gradient.iter().collect(),
+                ),
             ] {
                 let (a, b): (Vec<&f32>, Vec<&f32>) = (a, b);
                 let error = relative_error(a, b);
@@ -209,7 +223,10 @@ fn less_is_sent_and_held() {
     });
     let rows = again.backward_rows.row(0).sum() - again.backward_rows[[0, 0]];
     // Without the row of x; where pairs are not chosen in the forward pass with the number of the row.
-    assert_eq!(again.backward_bytes - full.backward_bytes, rows * (32 * 4 - 4));
+    assert_eq!(
+        again.backward_bytes - full.backward_bytes,
+        rows * (32 * 4 - 4)
+    );
     assert_eq!(again.backward_bytes - chosen.backward_bytes, rows * 32 * 4);
     assert_eq!(chosen.forward_bytes - again.forward_bytes, rows * 4);
     assert!(chosen.buffer_bytes < full.buffer_bytes);
@@ -230,7 +247,10 @@ fn memory_bounds_what_stays_at_instances() {
             let received = &stepped.stats[0].backward_rows;
             for (rank, capacity) in capacities.into_iter().enumerate() {
                 let rows = received.column(rank).sum();
-                assert!(rows <= capacity, "{stash} by {score}: {rows} rows on rank {rank}");
+                assert!(
+                    rows <= capacity,
+                    "{stash} by {score}: {rows} rows on rank {rank}"
+                );
             }
             // Not all that would fit with another division, but nothing near nothing.
             assert!(received.sum() >= 18, "{stash} by {score}: {received}");
@@ -272,10 +292,16 @@ fn a_score_of_dy_cannot_be_chosen_by_in_the_forward_pass() {
     let config = alone(&batch, 1, Policy::Dropless, Stash::ForwardSelect);
     let mut layer = MoeLayer::new(config, 0, |e| batch.parameters(e)).expect("a layer");
     let policy = by(Score::DownGrad, Method::Priority, 0.5);
-    assert!(matches!(layer.set_policy(policy.clone()), Err(Error::Stash(_))));
+    assert!(matches!(
+        layer.set_policy(policy.clone()),
+        Err(Error::Stash(_))
+    ));
     layer.set_stash(Stash::Full).expect("any policy can");
     layer.set_policy(policy).expect("in this mode");
-    assert!(matches!(layer.set_stash(Stash::ForwardSelect), Err(Error::Stash(_))));
+    assert!(matches!(
+        layer.set_stash(Stash::ForwardSelect),
+        Err(Error::Stash(_))
+    ));
 }
 
 /// What is evaluated between the passes of a step changes nothing, and scores are there after the forward pass.
@@ -297,7 +323,9 @@ fn the_choice_outlives_an_evaluation() {
                 let (x, ids, p) = (x.slice(some), ids.slice(some), p.slice(some));
                 layer.forward(&mut Solo, x, ids, p, None).expect("forward");
             }
-            layer.backward(&mut Solo, batch.dy.view()).expect("backward")
+            layer
+                .backward(&mut Solo, batch.dy.view())
+                .expect("backward")
         };
         assert_eq!(run(true), run(false), "{score}");
     }
