@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Inputs rounded to what `T` holds.
-fn rounded<T: FfnElement>(mut problem: Problem) -> Problem {
+pub(crate) fn rounded<T: FfnElement>(mut problem: Problem) -> Problem {
     let round = |value: &mut f32| *value = T::from_f32(*value).to_f32();
     for matrices in [&mut problem.up, &mut problem.down]
         .into_iter()
@@ -27,10 +27,10 @@ fn rounded<T: FfnElement>(mut problem: Problem) -> Problem {
 
 /// All results, laid out as in the problem.
 pub(crate) struct Found {
-    out: Vec<f32>,
-    h_norms: Vec<SquaredNorm>,
-    dx: Vec<f32>,
-    dp: Vec<f32>,
+    pub(crate) out: Vec<f32>,
+    pub(crate) h_norms: Vec<SquaredNorm>,
+    pub(crate) dx: Vec<f32>,
+    pub(crate) dp: Vec<f32>,
     pub(crate) dgate: Option<Vec<f32>>,
     pub(crate) dup: Vec<f32>,
     pub(crate) ddown: Vec<f32>,
@@ -72,7 +72,7 @@ pub(crate) fn run_into<B: ComputeExperts<T>, T: FfnElement>(
 }
 
 /// The same with pre-activations that the forward pass keeps, where there is room for them.
-fn run_keeping<B: ComputeExperts<T>, T: FfnElement>(
+pub(crate) fn run_keeping<B: ComputeExperts<T>, T: FfnElement>(
     backend: &B,
     problem: &Problem,
     scratch: &mut B::Scratch,
@@ -343,47 +343,6 @@ pub(crate) fn company<B: ComputeExperts<T>, T: FfnElement>(backend: &B) {
                 }
                 assert_eq!(all.h_norms[row], some.h_norms[place], "row {row}");
                 assert_eq!(all.dp[row].to_bits(), some.dp[place].to_bits(), "row {row}");
-            }
-        }
-    }
-}
-
-/// Pre-activations that were kept give what recomputing them gives: in f32, and wherever they are stored as rows of x are, to the bit.
-pub(crate) fn kept<B: ComputeExperts<T>, T: FfnElement>(backend: &B, to_the_bit: bool) {
-    let (mut scratch, mut room) = Default::default();
-    for (activation, width, hidden) in [
-        (Activation::SwiGlu, 33, 50),
-        (Activation::Relu2, 64, 65),
-        (Activation::GegluTanh, 5, 7),
-        (Activation::Silu, 17, 64),
-    ] {
-        for groups in [&[0, 70, 1, 0, 16, 3][..], &[0, 0], &[300]] {
-            let problem = rounded::<T>(Problem::random(activation, width, hidden, groups));
-            let again = run(backend, &problem, &mut scratch);
-            let gradients = &mut no_gradients(backend, &problem);
-            let accumulate = vec![false; groups.len()];
-            let kept = Some(&mut room);
-            let kept = run_keeping(
-                backend,
-                &problem,
-                &mut scratch,
-                kept,
-                gradients,
-                &accumulate,
-            );
-            assert_eq!(bits(&kept.out), bits(&again.out), "{activation}");
-            assert_eq!(kept.h_norms, again.h_norms, "{activation}");
-            let of = |found: &Found| {
-                let gate = found.dgate.clone().unwrap_or_default();
-                [&found.dx, &found.dp, &gate, &found.dup, &found.ddown].map(Vec::clone)
-            };
-            for (kept, again) in of(&kept).iter().zip(&of(&again)) {
-                if to_the_bit {
-                    assert_eq!(bits(kept), bits(again), "{activation}");
-                }
-                let wide =
-                    |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
-                assert_close::<T>("kept", wide(kept), wide(again));
             }
         }
     }

@@ -44,7 +44,7 @@ fn assert_same(a: &Stepped, b: &Stepped, what: &str) {
 
 #[test]
 fn all_modes_give_the_same_bits() {
-    let mut batch = Batch::random(96, (33, 20), (8, 3), 31);
+    let mut batch = Batch::random(96, (33, 20), (12, 3), 31);
     for id in batch.expert_ids.iter_mut().step_by(7) {
         *id = -1;
     }
