@@ -3,18 +3,31 @@
 //! A row's result depends on that row alone, whatever the number of rows and threads.
 
 use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, Error, Layout, Result, Shape, Tensor, WithDType,
+    CpuStorage, CustomOp1, CustomOp2, Error, Layout, Result, Shape, Storage, Tensor, WithDType,
 };
 use ndarray::ArrayView2;
 use rayon::prelude::*;
 
 /// Rows that one task takes at least.
-pub(super) const TASK_ROWS: usize = 64;
+const TASK_ROWS: usize = 64;
 const NORM_EPSILON: f32 = 1e-6;
 
-/// A copy of the tensor's values, row-major.
-pub(super) fn values(tensor: &Tensor) -> Result<Vec<f32>> {
-    tensor.flatten_all()?.to_vec1()
+/// What `read` makes of the tensors' values, row-major. They are copied only where a tensor is not contiguous.
+pub(super) fn with_values<const N: usize, R>(
+    tensors: [&Tensor; N],
+    read: impl FnOnce([&[f32]; N]) -> R,
+) -> Result<R> {
+    let tensors = tensors.iter().map(|tensor| tensor.contiguous());
+    let tensors: Vec<Tensor> = tensors.collect::<Result<_>>()?;
+    let guards: Vec<_> = tensors.iter().map(Tensor::storage_and_layout).collect();
+    let mut slices = [&[][..]; N];
+    for (values, (storage, layout)) in slices.iter_mut().zip(&guards) {
+        let Storage::Cpu(storage) = &**storage else {
+            candle_core::bail!("the model is on the CPU, a tensor of it is not");
+        };
+        *values = slice(storage, layout, "values")?;
+    }
+    Ok(read(slices))
 }
 
 pub(super) fn tensor(values: Vec<f32>, shape: &Shape) -> Result<Tensor> {
@@ -49,7 +62,7 @@ fn row_length(shape: &Shape) -> usize {
 }
 
 /// Computes each output row from the input row of the same number.
-pub(super) fn map_rows(
+fn map_rows(
     input: &[f32],
     length: usize,
     row: impl Fn(usize, &[f32], &mut [f32]) + Sync,
@@ -103,6 +116,29 @@ impl RmsNorm {
     fn inverse(row: &[f32]) -> f32 {
         1.0 / (dot(row, row) / row.len() as f32 + NORM_EPSILON).sqrt()
     }
+
+    /// With `n = x * r`: `dx = r * (scale dy - n mean(scale dy n))`, `dscale = sum of dy n`.
+    fn gradients([xs, dys, scale]: [&[f32]; 3]) -> (Vec<f32>, Vec<f32>) {
+        let width = scale.len();
+        let dx = zip_rows(xs, dys, width, |x, dy, dx| {
+            let inverse = Self::inverse(x);
+            for ((dx, dy), scale) in dx.iter_mut().zip(dy).zip(scale) {
+                *dx = dy * scale;
+            }
+            let mean = dot(dx, x) * inverse * inverse / width as f32;
+            for (dx, x) in dx.iter_mut().zip(x) {
+                *dx = inverse * (*dx - x * mean);
+            }
+        });
+        let mut dscale = vec![0.0; width];
+        for (x, dy) in xs.chunks_exact(width).zip(dys.chunks_exact(width)) {
+            let inverse = Self::inverse(x);
+            for ((dscale, x), dy) in dscale.iter_mut().zip(x).zip(dy) {
+                *dscale += x * inverse * dy;
+            }
+        }
+        (dx, dscale)
+    }
 }
 
 impl CustomOp2 for RmsNorm {
@@ -128,7 +164,6 @@ impl CustomOp2 for RmsNorm {
         Ok((CpuStorage::F32(y), x_layout.shape().clone()))
     }
 
-    /// With `n = x * r`: `dx = r * (scale dy - n mean(scale dy n))`, `dscale = sum of dy n`.
     fn bwd(
         &self,
         x: &Tensor,
@@ -136,25 +171,7 @@ impl CustomOp2 for RmsNorm {
         _y: &Tensor,
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let (xs, dys, scales) = (values(x)?, values(dy)?, values(scale)?);
-        let width = scales.len();
-        let dx = zip_rows(&xs, &dys, width, |x, dy, dx| {
-            let inverse = Self::inverse(x);
-            for ((dx, dy), scale) in dx.iter_mut().zip(dy).zip(&scales) {
-                *dx = dy * scale;
-            }
-            let mean = dot(dx, x) * inverse * inverse / width as f32;
-            for (dx, x) in dx.iter_mut().zip(x) {
-                *dx = inverse * (*dx - x * mean);
-            }
-        });
-        let mut dscale = vec![0.0; width];
-        for (x, dy) in xs.chunks_exact(width).zip(dys.chunks_exact(width)) {
-            let inverse = Self::inverse(x);
-            for ((dscale, x), dy) in dscale.iter_mut().zip(x).zip(dy) {
-                *dscale += x * inverse * dy;
-            }
-        }
+        let (dx, dscale) = with_values([x, dy, scale], Self::gradients)?;
         Ok((
             Some(tensor(dx, x.shape())?),
             Some(tensor(dscale, scale.shape())?),
@@ -183,20 +200,23 @@ impl CustomOp1 for Softmax {
     }
 
     fn bwd(&self, _x: &Tensor, y: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
-        softmax_gradient(y, dy, 1.0).map(Some)
+        let length = row_length(y.shape());
+        let dx = with_values([y, dy], |[y, dy]| {
+            zip_rows(y, dy, length, |y, dy, dx| {
+                dx.copy_from_slice(dy);
+                softmax_gradient(y, 1.0, dx);
+            })
+        })?;
+        Ok(Some(tensor(dx, y.shape())?))
     }
 }
 
-/// Gradient of `y = softmax(scale * x)` for `x`: `scale * y * (dy - sum(y dy))`.
-pub(super) fn softmax_gradient(y: &Tensor, dy: &Tensor, scale: f32) -> Result<Tensor> {
-    let length = row_length(y.shape());
-    let dx = zip_rows(&values(y)?, &values(dy)?, length, |y, dy, dx| {
-        let mean = dot(y, dy);
-        for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
-            *dx = scale * y * (dy - mean);
-        }
-    });
-    tensor(dx, y.shape())
+/// Makes the gradient for `y = softmax(scale * x)` that for `x`: `scale * y * (dy - sum(y dy))`.
+pub(super) fn softmax_gradient(y: &[f32], scale: f32, gradient: &mut [f32]) {
+    let mean = dot(y, gradient);
+    for (gradient, y) in gradient.iter_mut().zip(y) {
+        *gradient = scale * y * (*gradient - mean);
+    }
 }
 
 /// Writes the softmax of `scale * x`; returns the logarithm of the sum of exponentials.
@@ -248,13 +268,15 @@ impl CustomOp1 for CrossEntropy {
     fn bwd(&self, logits: &Tensor, _loss: &Tensor, dloss: &Tensor) -> Result<Option<Tensor>> {
         let (tokens, classes) = logits.dims2()?;
         let factor = dloss.to_scalar::<f32>()? / tokens.max(1) as f32;
-        let dx = map_rows(&values(logits)?, classes, |token, row, dx| {
-            exponentials(row, 1.0, dx);
-            dx[self.targets[token] as usize] -= 1.0;
-            for dx in dx {
-                *dx *= factor;
-            }
-        });
+        let dx = with_values([logits], |[logits]| {
+            map_rows(logits, classes, |token, row, dx| {
+                exponentials(row, 1.0, dx);
+                dx[self.targets[token] as usize] -= 1.0;
+                for dx in dx {
+                    *dx *= factor;
+                }
+            })
+        })?;
         Ok(Some(tensor(dx, logits.shape())?))
     }
 }

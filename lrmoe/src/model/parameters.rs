@@ -4,6 +4,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha12Rng;
 use rand_distr::{Distribution, StandardNormal};
 
+use super::ops::with_values;
 use super::{ModelConfig, ModelError, VOCABULARY};
 
 /// The dense parameters, the same on every rank: named tensors in a fixed order.
@@ -123,7 +124,7 @@ impl DenseParameters {
     pub fn flatten(&self) -> Result<Vec<f32>, ModelError> {
         let mut flat = Vec::with_capacity(self.len());
         for variable in &self.variables {
-            flat.extend(super::ops::values(variable)?);
+            with_values([variable], |[values]| flat.extend_from_slice(values))?;
         }
         Ok(flat)
     }
@@ -159,7 +160,9 @@ impl DenseParameters {
         let mut flat = Vec::with_capacity(self.len());
         for variable in &self.variables {
             match store.get(variable) {
-                Some(gradient) => flat.extend(super::ops::values(gradient)?),
+                Some(gradient) => {
+                    with_values([gradient], |[values]| flat.extend_from_slice(values))?;
+                }
                 None => flat.resize(flat.len() + variable.elem_count(), 0.0),
             }
         }

@@ -2,7 +2,7 @@ use candle_core::{D, Tensor};
 use ndarray::Array2;
 
 use super::ModelError;
-use super::ops::{self, values};
+use super::ops::{self, with_values};
 
 /// Where the tokens of one rank go in one layer.
 pub(super) struct Routing {
@@ -23,7 +23,7 @@ pub(super) fn route(
 ) -> Result<Routing, ModelError> {
     let probabilities = ops::softmax(&x.matmul(&weight.t()?)?)?;
     let (tokens, experts) = probabilities.dims2()?;
-    let chosen = top_k_of_rows(&values(&probabilities)?, experts, top_k)
+    let chosen = with_values([&probabilities], |[p]| top_k_of_rows(p, experts, top_k))?
         .map_err(|token| ModelError::NanProbability { layer, token })?;
     let expert_ids = chosen.iter().map(|&expert| expert as i32).collect();
     let expert_ids = Array2::from_shape_vec((tokens, top_k), expert_ids)

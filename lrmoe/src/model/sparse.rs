@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, CustomOp2, Layout, Shape, Tensor};
 use ndarray::{Array2, ArrayView2};
 
 use super::ModelError;
-use super::ops::{tensor, values, view};
+use super::ops::{tensor, view, with_values};
 
 /// Any error of a [`SparseLayer`]; downcast it to the layer's own type.
 pub type LayerError = Box<dyn std::error::Error + Send + Sync>;
@@ -143,12 +143,12 @@ impl CustomOp2 for SparseOp {
         _y: &Tensor,
         dy: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let dy_values = values(dy)?;
-        let dy_view =
-            ArrayView2::from_shape(x.dims2()?, &dy_values).map_err(candle_core::Error::wrap)?;
-        let (dx, dgate) = self
-            .run_backward(dy_view)
-            .map_err(ModelError::into_candle)?;
+        let shape = x.dims2()?;
+        let gradients = with_values([dy], |[dy]| {
+            let dy = ArrayView2::from_shape(shape, dy).map_err(candle_core::Error::wrap)?;
+            self.run_backward(dy).map_err(ModelError::into_candle)
+        });
+        let (dx, dgate) = gradients??;
         Ok((
             Some(tensor(dx, x.shape())?),
             Some(tensor(dgate, gate_weights.shape())?),
