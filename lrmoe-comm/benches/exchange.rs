@@ -1,5 +1,5 @@
-//! All-to-alls against what they are measured by: a plain copy of the same bytes for threads, `MPI_Alltoallv` on the same buffers for
-//! processes. Both take turns in one run; rates are medians, in bytes that all ranks receive per second.
+//! All-to-alls against what they are measured by: a plain copy of the same bytes for threads; for processes a program in C, compiled with `mpicc`,
+//! that calls `MPI_Alltoallv` on buffers of the same sizes. Both take turns in one run; rates are medians, in bytes that all ranks receive per second.
 //!
 //! `cargo bench -p lrmoe-comm --features mpi`; without the feature or `mpirun`, threads alone.
 
@@ -26,38 +26,25 @@ fn main() {
         threads(ranks);
     }
     #[cfg(feature = "mpi")]
-    for ranks in RANKS {
-        processes::start(ranks);
-    }
+    processes::start();
 }
 
-/// Seconds of one call, by turns of the two, until `rounds` are done; the medians.
-fn by_turns(
-    ranks: usize,
-    bytes: usize,
-    mut meet: impl FnMut(),
-    mut run: impl FnMut(bool),
-) -> [f64; 2] {
+/// Seconds of one call, over as many calls as a round has.
+fn seconds(ranks: usize, bytes: usize, mut meet: impl FnMut(), mut call: impl FnMut()) -> f64 {
     let calls = (WORK / (bytes * ranks)).clamp(1, 500);
-    let mut seconds = [vec![], vec![]];
-    for round in 0..=ROUNDS {
-        for (which, seconds) in seconds.iter_mut().enumerate() {
-            meet();
-            let start = Instant::now();
-            for _ in 0..calls {
-                run(which == 1);
-            }
-            meet();
-            // The first round only warms up.
-            if round > 0 {
-                seconds.push(start.elapsed().as_secs_f64() / calls as f64);
-            }
-        }
+    meet();
+    let start = Instant::now();
+    for _ in 0..calls {
+        call();
     }
-    seconds.map(|mut seconds| {
-        seconds.sort_by(f64::total_cmp);
-        seconds[seconds.len() / 2]
-    })
+    meet();
+    start.elapsed().as_secs_f64() / calls as f64
+}
+
+fn median(seconds: impl IntoIterator<Item = f64>) -> f64 {
+    let mut seconds: Vec<f64> = seconds.into_iter().collect();
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
 }
 
 fn print(ranks: usize, bytes: usize, [other, ours]: [f64; 2]) {
@@ -76,13 +63,22 @@ fn threads(ranks: usize) {
                     let len = bytes / 4;
                     let (send, counts) = (vec![1f32; len * ranks], vec![len; ranks]);
                     let mut recv = vec![0f32; len * ranks];
-                    let wait = || {
+                    let meet = || {
                         meeting.wait();
                     };
-                    let medians = by_turns(ranks, bytes, wait, |ours| match ours {
-                        true => comm.all_to_all(&send, &counts, &mut recv, &counts).unwrap(),
-                        false => recv.copy_from_slice(std::hint::black_box(&send)),
-                    });
+                    let mut round = |_| {
+                        let copy = seconds(ranks, bytes, meet, || {
+                            recv.copy_from_slice(std::hint::black_box(&send));
+                        });
+                        let ours = seconds(ranks, bytes, meet, || {
+                            comm.all_to_all(&send, &counts, &mut recv, &counts).unwrap();
+                        });
+                        [copy, ours]
+                    };
+                    // The first round only warms up.
+                    let rounds: Vec<_> = (0..=ROUNDS).map(&mut round).skip(1).collect();
+                    let medians =
+                        [0, 1].map(|which| median(rounds.iter().map(|round| round[which])));
                     if comm.rank() == 0 {
                         print(ranks, bytes, medians);
                     }
@@ -94,75 +90,97 @@ fn threads(ranks: usize) {
 
 #[cfg(feature = "mpi")]
 mod processes {
+    use std::path::{Path, PathBuf};
     use std::process::Command;
 
-    use lrmoe_comm::rsmpi::datatype::{Partition, PartitionMut};
     use lrmoe_comm::rsmpi::traits::CommunicatorCollectives;
     use lrmoe_comm::rsmpi::{Threading, initialize_with_threading};
     use lrmoe_comm::{Collective, Mpi};
 
-    use super::{DEADLINE, SIZES, by_turns, print};
+    use super::{DEADLINE, ROUNDS, SIZES, WORK, median, print, seconds};
 
+    /// Says to a process that it is a rank, and how its bytes go.
     const RANK: &str = "LRMOE_COMM_BENCH_RANK";
+    const WAYS: [&str; 2] = ["memory", "messages"];
+    /// Jobs of each kind, by turns.
+    const TURNS: usize = 5;
 
     pub(super) fn is_rank() -> bool {
         std::env::var_os(RANK).is_some()
     }
 
-    pub(super) fn start(ranks: usize) {
+    /// Makes the program in C; `None` if there is no compiler.
+    fn compile() -> Option<PathBuf> {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/alltoallv.c");
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("alltoallv");
+        let mut mpicc = Command::new("mpicc");
+        mpicc.arg("-O3").arg(source).arg("-o").arg(&program);
+        let made = mpicc.status().is_ok_and(|status| status.success());
+        made.then_some(program)
+    }
+
+    /// Seconds of a call for each size, as rank 0 of the job prints them.
+    fn job(ranks: usize, program: &Path, way: Option<&str>) -> Option<Vec<f64>> {
         let mut mpirun = Command::new("mpirun");
-        mpirun.args([
-            "--allow-run-as-root",
-            "--oversubscribe",
-            "-n",
-            &ranks.to_string(),
-        ]);
-        mpirun
-            .arg(std::env::current_exe().expect("a path"))
-            .env(RANK, "1");
-        match mpirun.status() {
-            Ok(status) if status.success() => {}
-            Ok(status) => println!("mpirun ended with {status}"),
-            Err(error) => println!("no mpirun: {error}"),
+        mpirun.args(["--allow-run-as-root", "--oversubscribe", "-n"]);
+        mpirun.arg(ranks.to_string()).arg(program);
+        if let Some(way) = way {
+            mpirun.env(RANK, way);
+        }
+        mpirun.args([ROUNDS.to_string(), WORK.to_string()]);
+        let output = mpirun.args(SIZES.map(|bytes| bytes.to_string())).output();
+        let output = output.ok().filter(|output| output.status.success())?;
+        let lines = String::from_utf8(output.stdout).ok()?;
+        let seconds = lines
+            .lines()
+            .map(|line| line.split_whitespace().nth(1)?.parse().ok());
+        seconds.collect()
+    }
+
+    pub(super) fn start() {
+        let Some(theirs) = compile() else {
+            return println!("mpi: no mpicc to make what it is measured by");
+        };
+        let ours = std::env::current_exe().expect("a path");
+        for way in WAYS {
+            println!("mpi through {way}: ranks, bytes, C program GB/s, ours GB/s, share");
+            for ranks in super::RANKS {
+                let turn = |_| {
+                    let theirs = job(ranks, &theirs, None)?;
+                    Some([theirs, job(ranks, &ours, Some(way))?])
+                };
+                let Some(turns) = (0..TURNS).map(turn).collect::<Option<Vec<_>>>() else {
+                    return println!("mpirun failed");
+                };
+                for (size, bytes) in SIZES.into_iter().enumerate() {
+                    let of = |which: usize| median(turns.iter().map(|turn| turn[which][size]));
+                    print(ranks, bytes, [of(0), of(1)]);
+                }
+            }
         }
     }
 
+    /// As the program in C does it.
     pub(super) fn rank() {
         let (universe, _) = initialize_with_threading(Threading::Multiple).expect("once");
         let job = universe.world();
-        for (name, through) in [("each other's memory", false), ("messages", true)] {
-            let mut comm = match through {
-                true => Mpi::through_messages(&job, DEADLINE),
-                false => Mpi::new(&job, DEADLINE),
-            }
-            .expect("a world");
-            if comm.rank() == 0 {
-                println!("mpi through {name}: ranks, bytes, MPI_Alltoallv GB/s, ours GB/s, share");
-            }
-            let ranks = comm.ranks();
-            for bytes in SIZES {
-                let len = bytes / 4;
-                let (send, counts) = (vec![1f32; len * ranks], vec![len; ranks]);
-                let mut recv = vec![0f32; len * ranks];
-                let theirs = vec![len as i32; ranks];
-                let starts: Vec<i32> = (0..ranks).map(|rank| (rank * len) as i32).collect();
-                let medians = by_turns(
-                    ranks,
-                    bytes,
-                    || job.barrier(),
-                    |ours| match ours {
-                        true => comm.all_to_all(&send, &counts, &mut recv, &counts).unwrap(),
-                        false => {
-                            let send = Partition::new(&send[..], &theirs[..], &starts[..]);
-                            let mut recv =
-                                PartitionMut::new(&mut recv[..], &theirs[..], &starts[..]);
-                            job.all_to_all_varcount_into(&send, &mut recv);
-                        }
-                    },
-                );
-                if comm.rank() == 0 {
-                    print(ranks, bytes, medians);
-                }
+        let through_messages = std::env::var(RANK).is_ok_and(|way| way == WAYS[1]);
+        let mut comm = match through_messages {
+            true => Mpi::through_messages(&job, DEADLINE),
+            false => Mpi::new(&job, DEADLINE),
+        }
+        .expect("a world");
+        let (rank, ranks) = (comm.rank(), comm.ranks());
+        for bytes in SIZES {
+            let len = bytes / 4;
+            let (send, counts) = (vec![1f32; len * ranks], vec![len; ranks]);
+            let mut recv = vec![0f32; len * ranks];
+            let mut call = || comm.all_to_all(&send, &counts, &mut recv, &counts).unwrap();
+            let round = |_| seconds(ranks, bytes, || job.barrier(), &mut call);
+            // The first round only warms up.
+            let rounds: Vec<f64> = (0..=ROUNDS).map(round).skip(1).collect();
+            if rank == 0 {
+                println!("{bytes} {}", median(rounds));
             }
         }
     }

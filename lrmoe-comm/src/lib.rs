@@ -16,6 +16,8 @@
 //! | [`broadcast`](Collective::broadcast) | `[n]` on the root | the root's `[n]` |
 //! | [`barrier`](Collective::barrier) | | |
 //!
+//! Any of them can go on while the rank computes: [`overlap`](Collective::overlap).
+//!
 //! All counts and lengths are in elements ([`Element`]: `u32`, `f32`, [`bf16`]). Buffers are slices, so
 //! data that are not contiguous cannot be given: gather them first.
 //!

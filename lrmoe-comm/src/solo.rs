@@ -58,4 +58,13 @@ impl Collective for Solo {
     fn barrier(&mut self) -> Result<(), Error> {
         Ok(())
     }
+
+    /// Without a thread: nothing has to be waited for.
+    fn overlap<X: Send, R>(
+        &mut self,
+        exchange: impl FnOnce(&mut Self) -> X + Send,
+        compute: impl FnOnce() -> R,
+    ) -> (X, R) {
+        (exchange(self), compute())
+    }
 }

@@ -111,6 +111,11 @@ impl<C: Collective> Counted<C> {
         std::mem::take(&mut self.traffic)
     }
 
+    /// Makes `traffic` what was sent so far, for instance to leave out what was sent since it was read.
+    pub fn set_traffic(&mut self, traffic: Traffic) {
+        self.traffic = traffic;
+    }
+
     /// A message of `len(p)` elements to every peer p.
     fn messages<T: Element>(&self, len: impl Fn(usize) -> usize) -> LinkTraffic {
         let rank = self.world.rank();

@@ -54,6 +54,11 @@ pub enum Error {
         /// Its strides in elements.
         strides: Vec<isize>,
     },
+    /// Sums of hidden values, wanted of a backend that does not have them.
+    #[error(
+        "sums of hidden values, which compensation by moments needs, are computed by the cpu backend alone"
+    )]
+    NoHiddenSums,
     /// Row offsets that do not begin at 0.
     #[error("row offsets begin at {first}, not 0")]
     OffsetStart {
@@ -94,6 +99,11 @@ pub enum Error {
     /// Rows or pairs that [`lrmoe_compact`] refuses.
     #[error(transparent)]
     Compact(#[from] lrmoe_compact::Error),
+    /// Norms of gradients, asked of a backend that has none.
+    #[error(
+        "norms of gradients, by which score full-grad judges, are computed by the cpu backend alone"
+    )]
+    NoGradientNorms,
     /// No device that the backend can use.
     #[error("no device for {backend}: {reason}")]
     NoDevice {

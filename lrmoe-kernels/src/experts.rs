@@ -3,7 +3,7 @@ use std::{fmt, ops::Range};
 use lrmoe_metric::SquaredNorm;
 
 use crate::{
-    Element, Error, FfnElement, FfnShape, Memory,
+    Element, Error, FfnElement, FfnShape, HiddenSums, Memory,
     error::check_length,
     ffn::{check_gate, check_offsets},
 };
@@ -76,6 +76,25 @@ pub trait ComputeExperts<T: FfnElement = f32>: Memory {
     /// Bytes that it holds.
     fn scratch_bytes(scratch: &Self::Scratch) -> usize;
 
+    /// Whether calls with `scratch` from now on sum up the hidden values of their rows, for [`hidden_sums`](Self::hidden_sums): forward each row
+    /// once, backward times its selection weight. By default they do not.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoHiddenSums`] if they are wanted of a backend that has none.
+    fn sum_hidden(_scratch: &mut Self::Scratch, wanted: bool) -> Result<(), Error> {
+        if wanted {
+            Err(Error::NoHiddenSums)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The sums over the rows of the last call with `scratch`, if they were wanted.
+    fn hidden_sums(_scratch: &Self::Scratch) -> Option<&HiddenSums> {
+        None
+    }
+
     /// Writes the experts' outputs, without gate weights, to `out` `[rows, D]`; and where asked for, the squared norm of the down projection's
     /// input of each row to `h_norms` `[rows]` and the pre-activations, as [`backward`](Self::backward) can take them, to `kept`.
     ///
@@ -127,6 +146,23 @@ pub trait ComputeExperts<T: FfnElement = f32>: Memory {
         gradients: &mut ExpertBuffers<Self>,
         accumulate: &[bool],
     ) -> Result<(), Error>;
+
+    /// Writes the norm of each row's terms in all weight gradients, without w, to `norms` `[rows]`:
+    /// `sqrt(p^2 |dy|^2 |h|^2 + (|dgate|^2 + |dup|^2) |x|^2)`. An oracle to measure scores by, and as slow as a backward pass of its rows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoGradientNorms`] on backends that have none, which are all but the CPU; sizes or offsets that do not fit together.
+    fn gradient_norms(
+        &self,
+        _shape: &FfnShape,
+        _weights: &ExpertBuffers<Self, T>,
+        _offsets: &[usize],
+        _rows: &RowBuffers<'_, Self, T>,
+        _norms: &mut Self::Buffer<f32>,
+    ) -> Result<(), Error> {
+        Err(Error::NoGradientNorms)
+    }
 }
 
 /// Sizes of a call that were found to fit together.
@@ -185,9 +221,7 @@ impl<'a> Groups<'a> {
             check_length("gate pre-activations", B::len(gate), of_gate)?;
             check_length("up pre-activations", B::len(up), hidden)?;
         }
-        check_length("dy", B::len(rows.dy), self.rows() * self.shape.width)?;
-        check_length("gate_weights", B::len(rows.gate_weights), self.rows())?;
-        check_length("weights", B::len(rows.weights), self.rows())?;
+        self.check_rows(rows)?;
         check_length("accumulate", accumulate.len(), self.instances())?;
         check_gate(
             self.shape.activation,
@@ -206,6 +240,15 @@ impl<'a> Groups<'a> {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn check_rows<B: Memory + ?Sized, T: Element>(
+        &self,
+        rows: &RowBuffers<'_, B, T>,
+    ) -> Result<(), Error> {
+        check_length("dy", B::len(rows.dy), self.rows() * self.shape.width)?;
+        check_length("gate_weights", B::len(rows.gate_weights), self.rows())?;
+        check_length("weights", B::len(rows.weights), self.rows())
     }
 
     pub(crate) fn instances(&self) -> usize {

@@ -86,7 +86,7 @@ pub mod wgpu;
 
 pub use activation::Activation;
 pub use compact::{CompactRows, PairRows, RowIndex};
-pub use cpu::{Cpu, FfnElement, HostBuffer, InstructionSets, Workspace};
+pub use cpu::{Cpu, FfnElement, HiddenSums, HostBuffer, InstructionSets, Workspace};
 #[cfg(any(feature = "cuda", feature = "cuda-emu"))]
 pub use cuda::Cuda;
 pub use error::Error;

@@ -34,7 +34,7 @@ pub trait SelectPairs: Memory {
         norms: &mut Self::Buffer<SquaredNorm>,
     ) -> Result<(), Error>;
 
-    /// Scores of all pairs; see [`lrmoe_metric::score`].
+    /// Scores of all pairs from norms of dy and of the score's rows; see [`lrmoe_metric::score`].
     ///
     /// # Errors
     ///
@@ -44,7 +44,7 @@ pub trait SelectPairs: Memory {
         score: Score,
         pairs: &Self::Pairs<'_>,
         dy: Option<&Self::Buffer<SquaredNorm>>,
-        h: Option<&Self::Buffer<SquaredNorm>>,
+        rows: Option<&Self::Buffer<SquaredNorm>>,
         exchange: &mut E,
     ) -> Result<Self::Scores, Error>;
 
@@ -57,11 +57,11 @@ pub trait SelectPairs: Memory {
         &self,
         score: Score,
         pairs: &Self::Pairs<'_>,
-        [dy, h]: [Option<&Self::Buffer<SquaredNorm>>; 2],
+        [dy, rows]: [Option<&Self::Buffer<SquaredNorm>>; 2],
         exchange: &mut E,
         scores: &mut Option<Self::Scores>,
     ) -> Result<(), Error> {
-        *scores = Some(self.score(score, pairs, dy, h, exchange)?);
+        *scores = Some(self.score(score, pairs, dy, rows, exchange)?);
         Ok(())
     }
 

@@ -98,7 +98,7 @@ pub enum Error {
     MissingNorms {
         /// The score.
         score: crate::Score,
-        /// `dy` or `h`.
+        /// `dy`, or the symbol of the score's [`Row`](crate::Row).
         what: &'static str,
     },
     /// A score is not a number.
@@ -126,7 +126,7 @@ pub enum Error {
     #[error("an exchange between the ranks failed")]
     Exchange(#[source] ExchangeError),
     /// A name is not that of a score.
-    #[error("`{name}` is no score; scores are down-grad, forward, gate, random")]
+    #[error("`{name}` is no score; scores are {}", crate::Score::names())]
     UnknownScore {
         /// The name.
         name: String,
@@ -136,6 +136,18 @@ pub enum Error {
     UnknownMethod {
         /// The name.
         name: String,
+    },
+    /// A name is not that of a rescaling.
+    #[error("`{name}` is no rescaling; they are none, count, mass")]
+    UnknownRescale {
+        /// The name.
+        name: String,
+    },
+    /// A power of the experts' sums of scores outside its range.
+    #[error("recalibration {alpha} is outside [0, 1]")]
+    Recalibration {
+        /// The power.
+        alpha: f64,
     },
     /// A moving average cannot have this decay.
     #[error("decay {decay} is outside [0, 1)")]

@@ -6,9 +6,10 @@
 //! | step | takes | gives |
 //! |---|---|---|
 //! | [`Pairs::new`] | ids and gate weights `[tokens, k]` | checked pairs; what follows relies on it |
-//! | [`squared_norms`] | rows `[n, width]`, f32 | [`SquaredNorm`] `[n]`: of dy per token, of h (input of the down projection) per pair |
+//! | [`squared_norms`] | rows `[n, width]`, f32 | [`SquaredNorm`] `[n]`: of dy and x per token, of h (input of the down projection) or f(x) per pair |
 //! | [`score`](score()) | norms | [`Scores`] `[tokens * k]`, squared and scaled by a power of 4 |
 //! | [`select`](select()) | scores, quotas `[experts]` | [`Selection`]: ascending local pair ids, weights |
+//! | [`rescale`](rescale()) | a selection by [`Method::Top`] | weights that make up, per expert, for what was left out |
 //! | [`Profile::observe`] | scores | moving histogram `[experts, 256]` of the scores, for a planner |
 //!
 //! A forward pass that keeps rows only of pairs that can still be chosen compares them by [`EarlyKey`] before all norms are known.
@@ -17,7 +18,7 @@
 //! [`Selector`] keep their lists for the next step, which then allocates nothing that grows with the pairs.
 //!
 //! **Score.** For `y_t = sum_e p_te f_e(x_t)`, the pair's term in the gradient of the down projection is `p dy h^T`, of Frobenius norm exactly
-//! `p |dy| |h|`: that is [`Score::DownGrad`].
+//! `p |dy| |h|`: that is [`Score::DownGrad`]. [`Score`] lists the others, and which norms each takes.
 //!
 //! **Selection.** Per expert e, over all ranks, exactly `min(quotas[e], n[e])` pairs, ties to the smaller global pair id. [`Method::Priority`] is
 //! unbiased: the expected value of weight times kept is 1 for every pair. [`Method::Top`] keeps the largest.
@@ -66,10 +67,12 @@ mod error;
 mod exchange;
 mod grouped;
 mod keys;
+mod kind;
 mod norm;
 mod pairs;
 mod profile;
 mod quotas;
+mod rescale;
 mod score;
 mod select;
 
@@ -78,10 +81,12 @@ pub use early::{EarlyKey, early_keys};
 pub use error::Error;
 pub use exchange::{Exchange, ExchangeError, Solo};
 pub use keys::{KeySelection, keys_from_scores, select_keys};
+pub use kind::{Row, Score};
 pub use ndarray;
 pub use norm::{SquaredNorm, largest_scale, squared_norms};
 pub use pairs::{MASKED, Pairs};
 pub use profile::Profile;
 pub use quotas::local_quotas;
-pub use score::{Score, Scores, score, score_into};
+pub use rescale::{Rescale, rescale};
+pub use score::{Scores, score, score_into};
 pub use select::{Method, Selection, Selector, select};

@@ -5,6 +5,9 @@ use crate::exchange::settle;
 use crate::pairs::{CHUNK, slot};
 use crate::{Error, Exchange, Pairs, Scores};
 
+/// Parts of a bucket.
+const FINE: f64 = 64.0;
+
 /// Per expert a histogram of the scores of its pairs over all ranks, kept as an exponential moving average over steps.
 ///
 /// A bucket is the exponent field (0..=255) of the true squared score as an f32 would have it: 0 for scores of zero, 255 for infinities,
@@ -108,6 +111,52 @@ impl Profile {
         Ok(())
     }
 
+    /// The profile of recalibrated scores `s / S^alpha`, where S is the sum of an expert's scores when it has `loads[e]` pairs, `[experts]`,
+    /// and `alpha` lies in [0, 1]; all of them times one number, which leaves the largest S as it is.
+    ///
+    /// The pairs of an expert compare with each other as before, and so nothing changes in a selection within given quotas. What changes is how
+    /// experts compare: at 1 all of them weigh the same, whatever the sizes of their gradients. A histogram moves by a number of buckets that
+    /// is seldom whole; a count is then shared out to the two nearest.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Recalibration`], [`Error::Length`].
+    pub fn recalibrated(&self, loads: &[u32], alpha: f64) -> Result<Self, Error> {
+        if !(0.0..=1.0).contains(&alpha) {
+            return Err(Error::Recalibration { alpha });
+        }
+        check_length("loads", loads.len(), self.experts())?;
+        let logs: Vec<f64> = (0..self.experts())
+            .map(|expert| self.log_sum(expert, loads[expert]))
+            .collect();
+        let largest = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let mut moved = Self::new(self.experts());
+        for ((to, from), log) in (moved.counts.chunks_exact_mut(Self::BUCKETS))
+            .zip(self.counts.chunks_exact(Self::BUCKETS))
+            .zip(logs)
+        {
+            if !log.is_finite() {
+                to.copy_from_slice(from);
+                continue;
+            }
+            // Two buckets are a factor of two; rounded, so that the last bits of a logarithm do not matter.
+            let buckets = (2.0 * alpha * (largest - log) * FINE).round() / FINE;
+            shift(from, buckets, to);
+        }
+        Ok(moved)
+    }
+
+    /// Binary logarithm of the sum of the scores of an expert that has `load` pairs; infinite if the sum is 0.
+    fn log_sum(&self, expert: usize, load: u32) -> f64 {
+        let (mut sum, mut seen) = (0.0, 0.0);
+        for (bucket, &count) in self.counts(expert).iter().enumerate() {
+            sum += f64::from(count) * Self::bucket_score(bucket);
+            seen += f64::from(count);
+        }
+        let mean = if seen > 0.0 { sum / seen } else { 0.0 };
+        (f64::from(load) * mean).log2()
+    }
+
     fn check(&self, pairs: &Pairs<'_>, scores: &Scores, decay: f32) -> Result<(), Error> {
         if !(0.0..1.0).contains(&decay) {
             return Err(Error::Decay { decay });
@@ -119,6 +168,18 @@ impl Profile {
             });
         }
         check_length("scores", scores.squared().len(), pairs.len())
+    }
+}
+
+/// A histogram moved up, its zeros and infinities left where they are.
+fn shift(from: &[f32], buckets: f64, to: &mut [f32]) {
+    let last = Profile::BUCKETS - 2;
+    let (whole, part) = (buckets as usize, buckets.fract() as f32);
+    to[0] = from[0];
+    to[last + 1] = from[last + 1];
+    for (bucket, count) in from.iter().enumerate().take(last + 1).skip(1) {
+        to[(bucket + whole).min(last)] += (1.0 - part) * count;
+        to[(bucket + whole + 1).min(last)] += part * count;
     }
 }
 

@@ -1,73 +1,15 @@
-use std::fmt;
-use std::str::FromStr;
-
 use rayon::prelude::*;
 
 use crate::error::check_length;
 use crate::exchange::settle;
 use crate::norm::NOT_FINITE;
 use crate::pairs::CHUNK;
-use crate::{Error, Exchange, Pairs, SquaredNorm};
+use crate::{Error, Exchange, Pairs, Row, Score, SquaredNorm};
 
 /// Bits of `2^-125`. Products below it count as zero, so that it does not matter whether a device flushes before or after rounding.
 const LEAST: u32 = 0x0100_0000;
 /// `2^-62`; gate weights below it count as zero, so that their squares do not come near [`LEAST`].
 const LEAST_GATE: f32 = 1.0 / (1u64 << 62) as f32;
-
-/// By what pairs are compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Score {
-    /// `p |dy| |h|`, the Frobenius norm of the pair's term in the gradient of the down projection.
-    DownGrad,
-    /// `p |h|`, known in the forward pass.
-    Forward,
-    /// The gate weight `p`.
-    Gate,
-    /// Nothing: all pairs are equal to [`Method::Priority`](crate::Method::Priority), so that it samples uniformly with weights near n/q;
-    /// [`Method::Top`](crate::Method::Top) takes the order of the top 30 random bits.
-    Random,
-}
-
-impl Score {
-    /// Whether the score needs the norms of dy.
-    pub fn needs_dy(self) -> bool {
-        self == Self::DownGrad
-    }
-
-    /// Whether the score needs the norms of h.
-    pub fn needs_h(self) -> bool {
-        matches!(self, Self::DownGrad | Self::Forward)
-    }
-
-    fn needs_gate(self) -> bool {
-        self != Self::Random
-    }
-}
-
-impl fmt::Display for Score {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::DownGrad => "down-grad",
-            Self::Forward => "forward",
-            Self::Gate => "gate",
-            Self::Random => "random",
-        })
-    }
-}
-
-impl FromStr for Score {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self, Error> {
-        match name {
-            "down-grad" => Ok(Self::DownGrad),
-            "forward" => Ok(Self::Forward),
-            "gate" => Ok(Self::Gate),
-            "random" => Ok(Self::Random),
-            _ => Err(Error::UnknownScore { name: name.into() }),
-        }
-    }
-}
 
 /// Squared scores of all pairs of a rank: the true ones times `4^-exponent`.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,10 +49,10 @@ impl Scores {
     }
 }
 
-/// Scores the pairs of a rank by `((p * p) * |dy|^2) * |h|^2`, leaving out what `kind` does not need.
+/// Scores the pairs of a rank by `((p * p) * |dy|^2) * |row|^2`, leaving out what is no factor of `kind`.
 ///
-/// `dy` holds a norm per token, `h` one per pair; norms that `kind` does not need are not looked at, nor those of masked pairs. The norms
-/// are taken relative to the largest scale over all ranks, which costs one [`Exchange::max`] of three values. Only f32 multiplies and
+/// `dy` holds a norm per token; `rows` those of [`kind.row()`](Score::row), per token for x, else per pair. Norms that are no factor are not
+/// looked at, nor those of masked pairs. The norms are taken relative to the largest scale over all ranks, which costs one [`Exchange::max`] of three values. Only f32 multiplies and
 /// integer tests are used, so every backend finds the same bits.
 ///
 /// Gate weights below `2^-62`, and products below `2^-125` where the largest norms are scaled to `[2, 4)` per element, count as zero.
@@ -124,11 +66,11 @@ pub fn score<E: Exchange>(
     kind: Score,
     pairs: &Pairs<'_>,
     dy: Option<&[SquaredNorm]>,
-    h: Option<&[SquaredNorm]>,
+    rows: Option<&[SquaredNorm]>,
     exchange: &mut E,
 ) -> Result<Scores, Error> {
     let mut scores = Scores::default();
-    score_into(kind, pairs, dy, h, exchange, &mut scores)?;
+    score_into(kind, pairs, dy, rows, exchange, &mut scores)?;
     Ok(scores)
 }
 
@@ -141,26 +83,26 @@ pub fn score_into<E: Exchange>(
     kind: Score,
     pairs: &Pairs<'_>,
     dy: Option<&[SquaredNorm]>,
-    h: Option<&[SquaredNorm]>,
+    rows: Option<&[SquaredNorm]>,
     exchange: &mut E,
     scores: &mut Scores,
 ) -> Result<(), Error> {
-    let local = Factors::new(kind, pairs, dy, h)
+    let local = Factors::new(kind, pairs, dy, rows)
         .and_then(|factors| factors.largest_scales().map(|scales| (factors, scales)));
     let mut shared = match &local {
-        Ok((_, [dy, h])) => [*dy, *h, 0],
+        Ok((_, [dy, rows])) => [*dy, *rows, 0],
         Err(_) => [0, 0, 1],
     };
     exchange.max(&mut shared).map_err(Error::Exchange)?;
-    let [dy_scale, h_scale, failed] = shared;
+    let [dy_scale, rows_scale, failed] = shared;
     let (factors, _) = settle(local, failed)?;
     scores.kind = kind;
-    scores.exponent = [(factors.dy, dy_scale), (factors.h, h_scale)]
+    scores.exponent = [(factors.dy, dy_scale), (factors.rows, rows_scale)]
         .iter()
         .filter(|(norms, scale)| norms.is_some() && *scale > 0)
         .map(|(_, scale)| *scale as i32 - 128)
         .sum();
-    factors.fill_squared(dy_scale, h_scale, &mut scores.squared);
+    factors.fill_squared(dy_scale, rows_scale, &mut scores.squared);
     Ok(())
 }
 
@@ -169,7 +111,9 @@ struct Factors<'a> {
     pairs: &'a Pairs<'a>,
     gate: Option<&'a [f32]>,
     dy: Option<&'a [SquaredNorm]>,
-    h: Option<&'a [SquaredNorm]>,
+    rows: Option<&'a [SquaredNorm]>,
+    /// Whether `rows` has a norm per token, not per pair.
+    per_token: bool,
 }
 
 impl<'a> Factors<'a> {
@@ -177,35 +121,48 @@ impl<'a> Factors<'a> {
         kind: Score,
         pairs: &'a Pairs<'a>,
         dy: Option<&'a [SquaredNorm]>,
-        h: Option<&'a [SquaredNorm]>,
+        rows: Option<&'a [SquaredNorm]>,
     ) -> Result<Self, Error> {
-        let norms = |needed: bool, norms: Option<&'a [SquaredNorm]>, what, length| {
-            if !needed {
+        let norms = |what: Option<&'static str>, norms: Option<&'a [SquaredNorm]>, length| {
+            let Some(what) = what else {
                 return Ok(None);
-            }
+            };
             let norms = norms.ok_or(Error::MissingNorms { score: kind, what })?;
             check_length("squared norms", norms.len(), length)?;
             Ok(Some(norms))
         };
+        let row = kind.row();
+        let per_token = row.is_some_and(Row::is_per_token);
+        let count = if per_token {
+            pairs.tokens()
+        } else {
+            pairs.len()
+        };
         Ok(Self {
             pairs,
-            gate: kind.needs_gate().then(|| pairs.gate_weights()),
-            dy: norms(kind.needs_dy(), dy, "dy", pairs.tokens())?,
-            h: norms(kind.needs_h(), h, "h", pairs.len())?,
+            gate: kind.has_gate().then(|| pairs.gate_weights()),
+            dy: norms(kind.has_dy().then_some("dy"), dy, pairs.tokens())?,
+            rows: norms(row.map(Row::name), rows, count)?,
+            per_token,
         })
+    }
+
+    fn row(&self, token: usize, pair: usize) -> Option<SquaredNorm> {
+        let at = if self.per_token { token } else { pair };
+        self.rows.map(|rows| rows[at])
     }
 
     fn tokens_per_task(&self) -> usize {
         (CHUNK / self.pairs.top_k()).max(1)
     }
 
-    /// Largest scales of the finite rows of dy and h that unmasked pairs use; an error for the first pair whose score is NaN.
+    /// Largest scales of the finite norms of dy and of rows that unmasked pairs use; an error for the first pair whose score is NaN.
     fn largest_scales(&self) -> Result<[u32; 2], Error> {
         let step = self.tokens_per_task();
         // In the order of the pairs, so that the first error stays.
         let larger = |a: Result<[u32; 2], Error>, b| {
-            let ([a_dy, a_h], [b_dy, b_h]): (_, [u32; 2]) = (a?, b?);
-            Ok([a_dy.max(b_dy), a_h.max(b_h)])
+            let ([a_dy, a_row], [b_dy, b_row]): (_, [u32; 2]) = (a?, b?);
+            Ok([a_dy.max(b_dy), a_row.max(b_row)])
         };
         (0..self.pairs.tokens().div_ceil(step))
             .into_par_iter()
@@ -229,22 +186,22 @@ impl<'a> Factors<'a> {
                 let Some(expert) = self.pairs.expert(pair) else {
                     continue;
                 };
-                let h = self.h.map_or(ONE, |h| h[pair]);
+                let row = self.row(token, pair).unwrap_or(ONE);
                 let gate = self.gate.map_or(1.0, |gate| gate[pair]);
-                if (gate_class(gate) * norm_class(dy) * norm_class(h)).is_nan() {
+                if (gate_class(gate) * norm_class(dy) * norm_class(row)).is_nan() {
                     return Err(Error::NanScore {
                         pair: self.pairs.global(pair),
                         expert,
                     });
                 }
-                largest = [finite(dy).max(largest[0]), finite(h).max(largest[1])];
+                largest = [finite(dy).max(largest[0]), finite(row).max(largest[1])];
             }
         }
         Ok(largest)
     }
 
     /// Makes `squared` the squared scores of all pairs, none of which is NaN.
-    fn fill_squared(&self, dy_scale: u32, h_scale: u32, squared: &mut Vec<f32>) {
+    fn fill_squared(&self, dy_scale: u32, rows_scale: u32, squared: &mut Vec<f32>) {
         let top_k = self.pairs.top_k();
         let step = self.tokens_per_task();
         squared.resize(self.pairs.len(), 0.0);
@@ -263,8 +220,8 @@ impl<'a> Factors<'a> {
                     if let Some(dy) = dy {
                         score = product(score, dy);
                     }
-                    if let Some(h) = self.h {
-                        score = product(score, h[pair].relative_to(h_scale));
+                    if let Some(row) = self.row(token, pair) {
+                        score = product(score, row.relative_to(rows_scale));
                     }
                     // Finite factors have finite products, and an infinite one meets a zero here only after a product was flushed.
                     *out = if score.is_finite() {

@@ -145,6 +145,23 @@ fn scores_are_products() {
         squared(Score::Gate, &gates, dy, &h).unwrap(),
         [0.25, 0.0625]
     );
+    assert_eq!(
+        squared(Score::OutNorm, &gates, dy, &h).unwrap(),
+        [1.0, 1.5625]
+    );
+    // x is that of the token.
+    assert_eq!(
+        squared(Score::InputGrad, &gates, dy, &h[..1]).unwrap(),
+        [9.0, 2.25]
+    );
+    assert_eq!(
+        squared(Score::GateGrad, &gates, dy, &[]).unwrap(),
+        [2.25, 0.5625]
+    );
+    assert_eq!(
+        squared(Score::FullGrad, &gates, dy, &h).unwrap(),
+        [4.0, 25.0]
+    );
     assert_eq!(squared(Score::Random, &gates, dy, &h).unwrap(), [1.0, 1.0]);
 }
 
@@ -218,6 +235,22 @@ fn missing_and_short_norms() {
         missing.to_string(),
         "score down-grad needs the squared norms of h"
     );
+    for (kind, what) in [
+        (Score::FullGrad, "the pairs' gradients"),
+        (Score::InputGrad, "x"),
+        (Score::GateGrad, "dy"),
+        (Score::OutNorm, "f(x)"),
+    ] {
+        let missing = score(kind, &pairs, None, None, &mut Solo);
+        let missing = match kind {
+            Score::InputGrad => score(kind, &pairs, Some(&[norm(1.0)]), None, &mut Solo),
+            _ => missing,
+        };
+        assert_eq!(
+            missing.unwrap_err().to_string(),
+            format!("score {kind} needs the squared norms of {what}")
+        );
+    }
     let short = score(Score::DownGrad, &pairs, Some(&[]), None, &mut Solo).unwrap_err();
     assert_eq!(short.to_string(), "0 squared norms, expected 1");
 }
@@ -254,13 +287,13 @@ fn ranks_share_the_scale_and_the_errors() {
 
 #[test]
 fn names_are_read_and_written() {
-    for kind in [Score::DownGrad, Score::Forward, Score::Gate, Score::Random] {
+    for kind in Score::ALL {
         assert_eq!(kind.to_string().parse::<Score>().unwrap(), kind);
     }
     let error = "norm".parse::<Score>().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "`norm` is no score; scores are down-grad, forward, gate, random"
+        "`norm` is no score; scores are down-grad, forward, full-grad, input-grad, gate-grad, out-norm, gate, random"
     );
 }
 

@@ -70,6 +70,7 @@ impl Layer {
             top_k: TOP_K,
             tokens: TOKENS,
             chunk_rows: 4096,
+            overlap: false,
             stash: Stash::Recompute,
             keeps_outputs: false,
             fixed: 0,

@@ -39,6 +39,7 @@
 //!     top_k: model.top_k,
 //!     tokens: 40,
 //!     chunk_rows: 64,
+//!     overlap: false,
 //!     stash: Stash::Recompute,
 //!     keeps_outputs: false,
 //!     fixed: 0,

@@ -88,6 +88,8 @@ pub struct MemoryModel {
     pub tokens: usize,
     /// Rows that a rank processes at a time in the forward pass; `u64::MAX` for all of them at once.
     pub chunk_rows: u64,
+    /// Whether rows of other chunks are on their way while one is computed with.
+    pub overlap: bool,
     /// What the forward pass leaves.
     pub stash: Stash,
     /// Whether it leaves every pair's output row too, for an exact router gradient.
@@ -153,8 +155,16 @@ impl fmt::Display for Memory {
 impl MemoryModel {
     /// Bytes of one row in the forward pass: the row as it is sent, received, grouped by instance and put out (D each), and
     /// 8 bytes for its squared norm in each of these places.
+    ///
+    /// With `overlap`, also the places on their way of both passes that chunks otherwise take in turns, as they are sent and received (2 D
+    /// each): of dy with `recompute`, which sends x before it, and of what goes back.
     pub fn forward_row_bytes(&self) -> u64 {
-        sum(&[self.shape.row_bytes(4, 0), FORWARD_SCALARS])
+        let apart = match (self.overlap, self.stash) {
+            (false, _) => 0,
+            (true, Stash::Recompute) => 4,
+            (true, Stash::Full | Stash::ForwardSelect) => 2,
+        };
+        sum(&[self.shape.row_bytes(4 + apart, 0), FORWARD_SCALARS])
     }
 
     /// Bytes of one retained row in the backward pass: rows as they are sent and received, x, dy and dx (D each), the input of the down

@@ -9,15 +9,17 @@ mod device;
 mod dtype;
 mod error;
 mod options;
+mod switch;
 
 use std::path::{Path, PathBuf};
 
 use lrmoe_kernels::Activation;
-use lrmoe_plan::{ClusterSpec, Stash};
+use lrmoe_metric::{Method, Score};
+use lrmoe_plan::{ClusterSpec, QuotaPolicy, Stash};
 
 use crate::calibrate::local;
 use crate::model::ModelConfig;
-use crate::policy::{Policy, Selecting};
+use crate::policy::{DxWeight, Policy, Scope, Selecting};
 
 pub use all_to_all::AllToAll;
 pub use contender::{Contender, ContenderName, PolicyName};
@@ -25,15 +27,17 @@ pub use device::{Cards, Device};
 pub use dtype::Dtype;
 pub use error::ConfigError;
 pub use options::TrainOptions;
+pub use switch::Switch;
 
-use error::{above, within};
+use error::above;
+pub(crate) use error::within;
 
 const MIB: u64 = 1 << 20;
 /// Ranks and threads of one process.
 const MOST_THREADS: usize = 1024;
 
 /// A training run, complete and checked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TrainConfig {
     /// Files and folders of the text.
     pub text: Vec<PathBuf>,
@@ -61,6 +65,8 @@ pub struct TrainConfig {
     pub slots: u32,
     /// Rows of a chunk.
     pub chunk_rows: u64,
+    /// Whether chunks travel while another is computed with.
+    pub overlap: bool,
     /// Memory budget of a rank for experts and token buffers, in bytes.
     pub budget_bytes: Option<u64>,
     /// Cluster of the modelled times.
@@ -97,6 +103,10 @@ pub struct TrainConfig {
     pub record_trace: Option<PathBuf>,
     /// Steps between those of which the trace has every pair; 0 for none.
     pub record_pairs_every: u32,
+    /// Steps between those whose gradients are compared with those of all pairs; 0 for none.
+    pub oracle_every: u32,
+    /// Draws of the selection in such a step.
+    pub oracle_draws: u32,
     /// Held-out loss at which the run ends, in nats per byte.
     pub target_loss: Option<f32>,
     /// Longest wait for the other ranks, in seconds.
@@ -145,19 +155,33 @@ impl TrainOptions {
             .map(|mib| within("budget-mib", mib, 1..=u64::MAX / MIB));
         let target = self.target_loss.map(|loss| above("target-loss", loss, 0.0));
         let chunk_rows = self.chunk_rows.unwrap_or(4096);
+        let policy = self.policy(self.policy.unwrap_or(PolicyName::Lrmoe), None)?;
+        let compare = self.contenders()?;
+        let device = self.device()?;
+        let run: Vec<&Policy> = match &compare[..] {
+            [] => vec![&policy],
+            contenders => contenders.iter().map(|one| &one.policy).collect(),
+        };
+        if device != Device::Cpu && run.iter().any(|policy| policy.compensates()) {
+            return Err(ConfigError::Compensation { device });
+        }
+        let (oracle_every, oracle_draws) = self.oracle(&run)?;
         Ok(TrainConfig {
             text,
             activation: self.activation.unwrap_or(Activation::SwiGlu),
-            policy: self.policy(self.policy.unwrap_or(PolicyName::Lrmoe), None)?,
+            policy,
             stash: self.stash.unwrap_or_default(),
-            compare: self.contenders()?,
-            device: self.device.unwrap_or_default().built()?,
+            compare,
+            oracle_every,
+            oracle_draws,
+            device,
             record_trace: self.record_trace()?,
             ranks_per_node: within("ranks-per-node", per_node, 1..=MOST_THREADS)?,
             all_to_all: self.all_to_all.unwrap_or_default(),
             threads: threads.transpose()?,
             slots: self.slots(ranks, model.experts)?,
             chunk_rows: within("chunk-rows", chunk_rows, 1..=u64::from(u32::MAX))?,
+            overlap: self.overlap.unwrap_or_default() == Switch::On,
             budget_bytes: budget.transpose()?.map(|mib| mib * MIB),
             cluster: cluster(
                 self.cluster.as_deref().unwrap_or(ClusterSpec::PRESETS[0]),
@@ -201,6 +225,14 @@ impl TrainOptions {
         })
     }
 
+    fn device(&self) -> Result<Device, ConfigError> {
+        let device = self.device.unwrap_or_default().built()?;
+        match self.score {
+            Some(Score::FullGrad) if device != Device::Cpu => Err(ConfigError::FullGrad { device }),
+            _ => Ok(device),
+        }
+    }
+
     fn ranks(&self) -> Result<usize, ConfigError> {
         match (self.ranks, self.processes) {
             (Some(ranks), Some(processes)) if ranks != processes => {
@@ -223,6 +255,19 @@ impl TrainOptions {
             return Err(ConfigError::NoRecord);
         }
         Ok(self.record_trace.clone())
+    }
+
+    /// Steps between those of the oracle, and its draws, which only a policy that draws can repeat.
+    fn oracle(&self, policies: &[&Policy]) -> Result<(u32, u32), ConfigError> {
+        let every = self.oracle_every.unwrap_or(0);
+        let draws = within("oracle-draws", self.oracle_draws.unwrap_or(1), 1..=1000)?;
+        if every == 0 && self.oracle_draws.is_some() {
+            return Err(ConfigError::NoOracle);
+        }
+        if draws > 1 && !policies.iter().any(|policy| policy.draws()) {
+            return Err(ConfigError::NothingDrawn { draws });
+        }
+        Ok((every, draws))
     }
 
     fn model(&self) -> Result<ModelConfig, ConfigError> {
@@ -248,21 +293,41 @@ impl TrainOptions {
         // Checked for every policy: a wrong value is wrong even where it has no effect.
         let retention = within("retention", retention, 0.0..=1.0)?;
         let capacity_factor = above("capacity-factor", self.capacity_factor.unwrap_or(1.0), 0.0)?;
+        let selecting = self.selecting(retention)?;
         let policy = match name {
             PolicyName::Dropless => Policy::Dropless,
             PolicyName::Symi => Policy::Symi { capacity_factor },
-            PolicyName::Lrmoe => Policy::Lrmoe(Selecting {
-                retention,
-                score: self.score.unwrap_or(standard.score),
-                method: self.select.unwrap_or(standard.method),
-                quotas: self.quota_policy.unwrap_or(standard.quotas),
-                dx_weight: self.dx_weight.unwrap_or(standard.dx_weight),
-                router_gradient: self.router_gradient.unwrap_or(standard.router_gradient),
-                ..standard
-            }),
+            PolicyName::Lrmoe => Policy::Lrmoe(selecting),
         };
         policy.check_stash(self.stash.unwrap_or_default())?;
         Ok(policy)
+    }
+
+    fn selecting(&self, retention: f64) -> Result<Selecting, ConfigError> {
+        let standard = Selecting::default();
+        let method = self.select.unwrap_or(standard.method);
+        let scope = self.scope.unwrap_or(standard.scope);
+        if scope == Scope::Wgrad && self.dx_weight == Some(DxWeight::Selection) {
+            return Err(ConfigError::DxWeight);
+        }
+        let selecting = Selecting {
+            retention,
+            score: self.score.unwrap_or(standard.score),
+            method,
+            quotas: self.quota_policy.unwrap_or(match method {
+                Method::Priority => QuotaPolicy::Proportional,
+                Method::Top => QuotaPolicy::Blend,
+            }),
+            recalibration: self.recalibration.unwrap_or(standard.recalibration),
+            rescale: self.rescale.unwrap_or(standard.rescale),
+            scope,
+            compensation: self.compensation.unwrap_or(standard.compensation),
+            dx_weight: self.dx_weight.unwrap_or(standard.dx_weight),
+            router_gradient: self.router_gradient.unwrap_or(standard.router_gradient),
+            ..standard
+        };
+        selecting.check()?;
+        Ok(selecting)
     }
 
     fn contenders(&self) -> Result<Vec<Contender>, ConfigError> {

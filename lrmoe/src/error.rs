@@ -51,6 +51,12 @@ pub enum Error {
     /// From a replay.
     #[error(transparent)]
     Replay(Box<ReplayError>),
+    /// From a sweep.
+    #[error(transparent)]
+    Sweep(#[from] crate::sweep::SweepError),
+    /// From the page of a report.
+    #[error(transparent)]
+    Plot(#[from] PlotError),
     /// From a benchmark.
     #[error(transparent)]
     Bench(#[from] crate::bench::BenchError),
@@ -139,6 +145,11 @@ pub enum Error {
         /// Shape of the gate weights.
         expected: (usize, usize),
     },
+    /// Gradients of another selection than the forward pass left rows for.
+    #[error(
+        "a step's gradients can be taken again in stash mode recompute alone, not in {0}: what the forward pass kept is for one backward pass"
+    )]
+    GradientsAside(lrmoe_plan::Stash),
     /// Backward or update without a training forward pass before it.
     #[error("a training forward pass must come first")]
     NoForward,
@@ -225,6 +236,16 @@ pub enum Error {
         /// What it said.
         message: String,
     },
+}
+
+/// A plot that could not be drawn.
+#[derive(Debug, thiserror::Error)]
+#[error("plot of {plot}: {source}")]
+pub struct PlotError {
+    /// What it shows.
+    pub(crate) plot: &'static str,
+    /// Why.
+    pub(crate) source: Box<dyn std::error::Error + Send + Sync>,
 }
 
 impl Error {

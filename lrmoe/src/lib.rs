@@ -36,6 +36,7 @@
 //!     topology: Topology::new(1, 1)?,
 //!     slots: vec![2],
 //!     chunk_rows: 1024,
+//!     overlap: false,
 //!     capacities: None,
 //!     policy: Policy::Lrmoe(Selecting { retention: 0.5, ..Selecting::default() }),
 //!     stash: Stash::Recompute,
@@ -63,9 +64,11 @@ pub mod error;
 pub mod exchange;
 pub mod layer;
 pub mod model;
+mod page;
 pub mod policy;
 pub mod progress;
 pub mod replay;
+pub mod sweep;
 pub mod text;
 pub mod trace;
 pub mod train;

@@ -1,16 +1,21 @@
 //! What is run backward, where experts live, and what is dropped: the three training policies.
 
+mod scope;
+
 use std::fmt;
 use std::str::FromStr;
 
-use lrmoe_metric::{MASKED, Method, Score};
+use lrmoe_metric::{MASKED, Method, Rescale, Row, Score};
 use lrmoe_plan::{
     Fixed, Loads, Lrmoe, Placement, PlacementPolicy, PlacementRequest, QuotaPolicy, Stash,
     symi_capacity, symi_replicas,
 };
 use ndarray::{Array2, ArrayView1};
 
+use crate::config::{ConfigError, within};
 use crate::error::Error;
+
+pub use scope::Scope;
 
 /// How one MoE layer treats its routed pairs.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,12 +44,21 @@ pub struct Selecting {
     pub method: Method,
     /// How the retained pairs are divided among the experts.
     pub quotas: QuotaPolicy,
+    /// Scores count divided by this power, 0 to 1, of the sum of their expert's scores. It changes nothing among the pairs of an expert, so it
+    /// acts through the quotas alone: those that look at scores, and any where memory binds.
+    pub recalibration: f64,
+    /// What the weights of retained pairs are multiplied by; for `Method::Top` alone.
+    pub rescale: Rescale,
+    /// What pairs that are not selected are left out of.
+    pub scope: Scope,
     /// Smallest quota of an expert that has pairs, as long as `retention` is above 0.
     pub floor: u32,
-    /// Weight of a retained pair in dx.
+    /// Weight of a retained pair in dx; with `Scope::Wgrad` it is 1.
     pub dx_weight: DxWeight,
     /// Which pairs give the router a gradient.
     pub router_gradient: RouterGradient,
+    /// What stands in the weight gradients for the pairs that do not run backward, beside the weights of those that do.
+    pub compensation: Compensation,
 }
 
 /// Weight of a retained pair's term in dx.
@@ -70,10 +84,20 @@ pub enum RouterGradient {
 /// A score that is not known when pairs are chosen in the forward pass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "stash mode forward-select chooses pairs in the forward pass, where score {score} is not known, as it needs dy; take score forward, gate or random, or stash mode recompute or stash"
+    "stash mode forward-select chooses pairs in the forward pass, where score {score} is not known, as it needs dy; take score forward, out-norm, gate or random, or stash mode recompute or stash"
 )]
 pub struct UnknownForward {
     score: Score,
+}
+
+/// What stands in the weight gradients for the pairs that do not run backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compensation {
+    /// Nothing.
+    #[default]
+    None,
+    /// What sums over all pairs of an expert say: control variates with [`Method::Priority`], substitutes with [`Method::Top`]. On the CPU alone.
+    Moments,
 }
 
 /// A name that is not among those known.
@@ -135,6 +159,31 @@ impl FromStr for RouterGradient {
     }
 }
 
+impl fmt::Display for Compensation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::None => "none",
+            Self::Moments => "moments",
+        })
+    }
+}
+
+impl FromStr for Compensation {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "none" => Ok(Self::None),
+            "moments" => Ok(Self::Moments),
+            _ => Err(UnknownName {
+                what: "compensation",
+                name: name.into(),
+                expected: "none or moments",
+            }),
+        }
+    }
+}
+
 impl Default for Selecting {
     /// Half of the pairs, unbiased by `down-grad` in every gradient, quotas in proportion to load.
     fn default() -> Self {
@@ -143,9 +192,30 @@ impl Default for Selecting {
             score: Score::DownGrad,
             method: Method::Priority,
             quotas: QuotaPolicy::Proportional,
+            recalibration: 0.0,
+            rescale: Rescale::None,
+            scope: Scope::Pair,
             floor: 1,
             dx_weight: DxWeight::Selection,
             router_gradient: RouterGradient::Retained,
+            compensation: Compensation::None,
+        }
+    }
+}
+
+impl Selecting {
+    /// Checks what the parts do not check themselves.
+    ///
+    /// # Errors
+    /// `ConfigError::OutOfRange`, `ConfigError::Rescale`.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        within("retention", self.retention, 0.0..=1.0)?;
+        within("recalibration", self.recalibration, 0.0..=1.0)?;
+        match self.method {
+            Method::Priority if self.rescale != Rescale::None => Err(ConfigError::Rescale {
+                rescale: self.rescale,
+            }),
+            _ => Ok(()),
         }
     }
 }
@@ -165,21 +235,56 @@ impl Policy {
         matches!(self, Self::Lrmoe(selecting) if selecting.retention == 0.0)
     }
 
-    /// Whether scores need |h|^2 of every pair from the forward pass.
-    pub(crate) fn needs_h(&self) -> bool {
-        matches!(self, Self::Lrmoe(selecting) if selecting.score.needs_h())
+    /// Checks settings that contradict each other.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        match self {
+            Self::Lrmoe(selecting) => selecting.check(),
+            _ => Ok(()),
+        }
     }
 
-    /// Whether the router's gradient needs every pair's output from the forward pass.
+    /// Whether random numbers have a say in which pairs run backward.
+    pub(crate) fn draws(&self) -> bool {
+        let Self::Lrmoe(selecting) = self else {
+            return false;
+        };
+        selecting.method == Method::Priority || selecting.score == Score::Random
+    }
+
+    /// The rows of every pair whose norms the forward pass keeps for scores.
+    pub(crate) fn forward_norms(&self) -> Option<Row> {
+        let Self::Lrmoe(selecting) = self else {
+            return None;
+        };
+        let kept = |row: &Row| matches!(row, Row::Hidden | Row::Output);
+        selecting.score.row().filter(kept)
+    }
+
+    /// Whether scores need the norms of all gradients of every pair, from a backward pass before the selection.
+    pub(crate) fn needs_full_gradients(&self) -> bool {
+        matches!(self, Self::Lrmoe(selecting) if selecting.score == Score::FullGrad)
+    }
+
+    /// Whether every pair runs backward, with no weight in the weight gradients where it is not selected.
+    pub(crate) fn runs_all_backward(&self) -> bool {
+        matches!(self, Self::Lrmoe(selecting) if selecting.scope == Scope::Wgrad)
+    }
+
+    /// Whether the router's gradient needs every pair's output from the forward pass. Where all pairs run backward, that gives it.
     pub(crate) fn needs_outputs(&self) -> bool {
-        matches!(self, Self::Lrmoe(selecting) if selecting.router_gradient == RouterGradient::All)
+        matches!(self, Self::Lrmoe(selecting) if selecting.router_gradient == RouterGradient::All && selecting.scope == Scope::Pair)
+    }
+
+    /// Whether something stands for the pairs that do not run backward.
+    pub(crate) fn compensates(&self) -> bool {
+        matches!(self, Self::Lrmoe(selecting) if selecting.compensation != Compensation::None)
     }
 
     /// Checks that what is to be kept in the forward pass is known there. Policies that run every pair backward keep all of them.
     pub(crate) fn check_stash(&self, stash: Stash) -> Result<(), UnknownForward> {
         match self {
-            Self::Lrmoe(Selecting { score, .. })
-                if stash == Stash::ForwardSelect && score.needs_dy() =>
+            Self::Lrmoe(Selecting { score, scope, .. })
+                if stash == Stash::ForwardSelect && *scope == Scope::Pair && score.has_dy() =>
             {
                 Err(UnknownForward { score: *score })
             }
@@ -187,10 +292,22 @@ impl Policy {
         }
     }
 
+    /// Whether the backward pass needs x of the tokens besides what computes the retained pairs.
+    pub(crate) fn needs_x(&self) -> bool {
+        let by_score = matches!(self, Self::Lrmoe(selecting)
+            if matches!(selecting.score, Score::InputGrad | Score::FullGrad));
+        by_score || self.compensates()
+    }
+
+    /// Whether all pairs that run forward run backward.
+    pub(crate) fn retains_all(&self) -> bool {
+        !matches!(self, Self::Lrmoe(_)) || self.runs_all_backward()
+    }
+
     /// Weight of a retained pair in dx.
     pub(crate) fn dx_weight(&self) -> DxWeight {
         match self {
-            Self::Lrmoe(selecting) => selecting.dx_weight,
+            Self::Lrmoe(selecting) if selecting.scope == Scope::Pair => selecting.dx_weight,
             _ => DxWeight::One,
         }
     }

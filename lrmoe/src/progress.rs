@@ -1,6 +1,6 @@
 //! A run on the terminal: a bar with loss, speed, retention and imbalance.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::train::{Observer, StepRecord};
 
@@ -9,6 +9,8 @@ use crate::train::{Observer, StepRecord};
 pub struct Progress {
     name: String,
     bar: ProgressBar,
+    /// The bars of other runs that it stands among, to leave them when the run ends.
+    among: Option<MultiProgress>,
     held_out: Option<f32>,
 }
 
@@ -21,8 +23,16 @@ impl Progress {
         Self {
             name: name.into(),
             bar: ProgressBar::hidden(),
+            among: None,
             held_out: None,
         }
+    }
+
+    /// A bar for the run `name` among those of other runs, for as long as it goes on.
+    pub fn among(bars: &MultiProgress, name: impl Into<String>) -> Self {
+        let mut progress = Self::new(name);
+        progress.among = Some(bars.clone());
+        progress
     }
 }
 
@@ -31,9 +41,13 @@ impl Observer for Progress {
         let style =
             ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len} {elapsed}<{eta} {msg}")
                 .expect("a fixed template");
-        self.bar = ProgressBar::new(u64::from(steps))
-            .with_style(style)
-            .with_prefix(self.name.clone());
+        let bar = ProgressBar::new(u64::from(steps));
+        self.bar = match &self.among {
+            Some(bars) => bars.add(bar),
+            None => bar,
+        };
+        self.bar.set_style(style);
+        self.bar.set_prefix(self.name.clone());
         self.bar.set_position(u64::from(done));
     }
 
@@ -63,6 +77,9 @@ impl Observer for Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.bar.abandon();
+        match self.among {
+            Some(_) => self.bar.finish_and_clear(),
+            None => self.bar.abandon(),
+        }
     }
 }

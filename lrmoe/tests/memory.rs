@@ -105,6 +105,7 @@ impl<T: LayerElement> Step<T> {
             topology: Topology::new(1, 1).expect("one rank"),
             slots: vec![experts as u32],
             chunk_rows,
+            overlap: false,
             capacities: None,
             policy,
             stash,

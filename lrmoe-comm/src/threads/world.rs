@@ -26,14 +26,18 @@ pub(super) struct World {
     posts: [Vec<RwLock<Post>>; 2],
 }
 
-/// Looks at whether all have come before a rank sleeps: to wake it takes longer than most meetings.
-const LOOKS: usize = 100;
+/// Looks at whether all have come before a rank lets other threads run in between, and before it sleeps: to wake it takes longer than
+/// most meetings.
+const EAGER: usize = 100;
+const LOOKS: usize = 200;
 
 struct Meeting {
     /// Who has come to the next meeting.
     arrived: Vec<bool>,
     /// Meetings that everyone has come to.
     held: u64,
+    /// Ranks that sleep until something changes.
+    asleep: usize,
     /// The first rank that was dropped.
     left: Option<usize>,
     failure: Option<Error>,
@@ -60,6 +64,7 @@ impl World {
         let meeting = Meeting {
             arrived: vec![false; ranks],
             held: 0,
+            asleep: 0,
             left: None,
             failure: None,
         };
@@ -114,16 +119,21 @@ impl World {
             meeting.arrived.fill(false);
             meeting.held += 1;
             self.held.store(meeting.held, Ordering::Release);
-            self.changed.notify_all();
+            if meeting.asleep > 0 {
+                self.changed.notify_all();
+            }
             return Ok(());
         }
         let held = meeting.held;
         drop(meeting);
-        for _ in 0..LOOKS {
+        for look in 0..LOOKS {
             if self.held.load(Ordering::Acquire) != held {
                 return Ok(());
             }
-            std::thread::yield_now();
+            match look < EAGER {
+                true => std::hint::spin_loop(),
+                false => std::thread::yield_now(),
+            }
         }
         meeting = self.meeting();
         loop {
@@ -146,11 +156,13 @@ impl World {
                 self.changed.notify_all();
                 return Err(error);
             };
+            meeting.asleep += 1;
             meeting = self
                 .changed
                 .wait_timeout(meeting, left)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
+            meeting.asleep -= 1;
         }
     }
 

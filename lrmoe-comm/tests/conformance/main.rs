@@ -3,6 +3,7 @@
 mod checks;
 mod failures;
 mod lost;
+mod overlap;
 #[cfg(feature = "mpi")]
 mod processes;
 mod random;
@@ -121,6 +122,10 @@ fn tests<W: Worlds>(world: W) -> Vec<Test<W>> {
         ("misuse::others", misuse_of_others),
         ("counts_differ", counts_differ),
         ("random_sequences", random_sequences),
+        ("overlap::every_collective", overlap::every_collective),
+        ("overlap::goes_on", overlap::goes_on_while_the_rank_computes),
+        ("overlap::panic", overlap::a_panic_harms_no_peer),
+        ("overlap::error", overlap::an_error_leaves_what_was_computed),
     ];
     if world.ranks() > 1 {
         tests.extend([
@@ -134,6 +139,7 @@ fn tests<W: Worlds>(world: W) -> Vec<Test<W>> {
                 lost::leaving_after_the_last_collective_harms_nobody,
             ),
             ("lost::one_wait", lost::a_deadline_is_for_one_wait),
+            ("overlap::late", overlap::a_late_rank_is_named),
         ]);
     }
     tests

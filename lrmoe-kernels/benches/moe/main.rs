@@ -5,7 +5,8 @@
 //!
 //! The routing is that of a peer in the same setting: top-k of Zipf weights with Gumbel noise. `executed` counts the products that
 //! run, 11 of a row with recompute and 9 without; `gflops` counts 9 in both, as a layer without recompute would. The canary is the rate of
-//! fused multiply-adds on all threads right before and after.
+//! fused multiply-adds on all threads right before and after; `dot_gflops` that of dot products of pairs of bf16 (AVX-512-BF16), if the
+//! machine has them: what AMX does is above it.
 
 mod arguments;
 mod meters;
@@ -22,7 +23,7 @@ use lrmoe_kernels::{
 };
 
 use arguments::Arguments;
-use meters::{Times, canary, median, peak_bytes, timed};
+use meters::{Times, canary, dot_rate, median, peak_bytes, timed};
 use routing::{Random, route};
 
 #[derive(Debug)]
@@ -314,7 +315,7 @@ fn measure<T: FfnElement>(
         "{{\"ours\": \"lrmoe\", \"dtype\": \"{}\", \"stash\": {}, \"tokens\": {}, \"zipf\": {}, \"threads\": {}, \
          \"forward_s\": {:.4}, \"forward_gflops\": {:.1}, \"forward_backward_s\": {:.4}, \"forward_backward_best_s\": {:.4}, \
          \"forward_backward_gflops\": {:.1}, \"executed_gflops\": {:.1}, \"forward_cpu_s\": {:.3}, \"forward_backward_cpu_s\": {:.3}, \
-         \"canary_gflops\": {:?}, \"workspace_bytes\": {}, \"rss_peak_bytes\": {}}}",
+         \"canary_gflops\": {:?}, \"dot_gflops\": {}, \"workspace_bytes\": {}, \"rss_peak_bytes\": {}}}",
         settings.dtype,
         settings.stash,
         settings.tokens,
@@ -329,6 +330,7 @@ fn measure<T: FfnElement>(
         cpu(&forward),
         cpu(&both),
         canaries,
+        dot_rate().map_or_else(|| "null".to_owned(), |rate| rate.to_string()),
         layer.workspace.bytes(),
         peak_bytes(),
     );

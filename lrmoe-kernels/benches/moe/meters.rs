@@ -42,17 +42,52 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
 
 /// GFLOP/s of fused multiply-adds while all threads run them: all together by wall clock, and of one thread by CPU time.
 pub(super) fn canary() -> [f64; 2] {
+    rates(fused_multiply_adds)
+}
+
+/// GFLOP/s of dot products of pairs of bf16 while all threads run them, where the machine has AVX-512-BF16.
+#[cfg_attr(not(target_arch = "x86_64"), expect(clippy::unnecessary_wraps))]
+pub(super) fn dot_rate() -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
+        // SAFETY: the machine has both.
+        return Some(rates(|| unsafe { dots() })[0]);
+    }
+    None
+}
+
+/// GFLOP/s of work that says its operations, on all threads: by wall clock, and of one thread by CPU time.
+fn rates(work: impl Fn() -> f64 + Sync) -> [f64; 2] {
     let (flop, times) = timed(|| {
         let of_threads = rayon::broadcast(|_| {
             let (start, mut flop) = (Instant::now(), 0.0);
             while start.elapsed().as_secs_f64() < 0.2 {
-                flop += fused_multiply_adds();
+                flop += work();
             }
             flop
         });
         of_threads.iter().sum::<f64>()
     });
     [flop / times.wall, flop / times.cpu].map(|rate| (rate / 1e8).round() / 10.0)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn dots() -> f64 {
+    use std::arch::x86_64::{
+        __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_reduce_add_ps, _mm512_set1_epi16,
+        _mm512_set1_ps,
+    };
+    // SAFETY: the same 512 bits.
+    let x = unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi16(0x3c00)) };
+    let mut sums: [_; CHAINS] = array::from_fn(|i| _mm512_set1_ps(i as f32));
+    for _ in 0..ROUNDS {
+        for sum in &mut sums {
+            *sum = _mm512_dpbf16_ps(*sum, x, x);
+        }
+    }
+    std::hint::black_box(sums.map(|sum| _mm512_reduce_add_ps(sum)));
+    (ROUNDS * CHAINS * 32 * 2) as f64
 }
 
 const ROUNDS: usize = 20_000;

@@ -10,10 +10,11 @@ use super::{
     kernel::LANES,
     pack::{columns_to_rows, padded, rows_to_columns, rows_to_panels, words},
     product::{Left, packed_words, rows_times_weights},
+    sums::{add_columns, numbers},
     tile::{Columns, FEATURES, ROWS, UNIT, blocks, cut, share, take, tile_rows, tiles},
     wgrad::{self, Kept, write_gradients},
 };
-use crate::{Activation, BackwardRows, PreActivations, WeightGradients, ffn::Experts};
+use crate::{Activation, BackwardRows, Error, PreActivations, WeightGradients, ffn::Experts};
 
 /// What the backward pass writes for each row.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ pub(super) fn backward<T: Storage>(
     outputs: Outputs<'_, T>,
     gradients: &mut WeightGradients<'_>,
     accumulate: &[bool],
-) {
+) -> Result<(), Error> {
     let (width, hidden_width) = (experts.shape.width, experts.shape.hidden);
     let isa = Isa::detect().for_experts::<T>(width, hidden_width);
     let of_pre = experts.pre_activations() * hidden_width;
@@ -45,11 +46,13 @@ pub(super) fn backward<T: Storage>(
     let mut dx = outputs.dx.into_slice().expect("checked layout");
     let mut dp = outputs.dp;
     let height = tile_rows(experts);
+    let mut sums = workspace.sums.take();
+    let mut tile_sums = sums.as_mut().map(|sums| sums.start(experts, height));
     let (scratch, pre, hidden) = workspace.for_backward::<T>(
         Scratch::words(experts, height).max(wgrad::scratch_words(experts)),
         of_pre * kept_rows(experts, experts.instances()),
         hidden_width * dp.len(),
-    );
+    )?;
 
     let (mut pre_left, mut hidden_left) = (&mut *pre, &mut *hidden);
     let tiles = tiles(experts, height).map(|(instance, rows)| Tile {
@@ -65,6 +68,7 @@ pub(super) fn backward<T: Storage>(
         dy: &dy[rows.start * width..rows.end * width],
         gate_weights: &inputs.gate_weights[rows.clone()],
         weights: &inputs.weights[rows],
+        sums: tile_sums.as_mut().map(|sums| split(sums, numbers(experts))),
         instance,
     });
     share(scratch, tiles, |scratch, tile| {
@@ -79,6 +83,11 @@ pub(super) fn backward<T: Storage>(
         height,
     };
     write_gradients(isa, experts, &kept, scratch, gradients, accumulate);
+    if let Some(sums) = &mut sums {
+        sums.finish(experts, height);
+    }
+    workspace.sums = sums;
+    Ok(())
 }
 
 /// Rows of the first instances, each instance's padded to whole units.
@@ -105,6 +114,8 @@ struct Tile<'a, T> {
     dp: &'a mut [f32],
     pre: &'a mut [T],
     hidden: &'a mut [T],
+    /// Of h and its derivatives, times w.
+    sums: Option<&'a mut [f32]>,
 }
 
 /// Buffers of a thread, for tiles of a height.
@@ -299,6 +310,9 @@ fn differentiate<T: Storage>(
         array::from_fn(|lane| values.get(from + lane).copied().unwrap_or(0.0))
     };
     let (p, w) = (lanes_of(tile.gate_weights), lanes_of(tile.weights));
+    if let Some(sums) = &mut tile.sums {
+        add_columns(isa, activation, gate, up, lanes, &w, sums, first);
+    }
     hidden_gradients(
         isa,
         activation,

@@ -1,11 +1,11 @@
 use lrmoe_metric::SquaredNorm;
 use ndarray::{ArrayView3, ArrayViewMut3};
 
-use super::{Cpu, HostBuffer, Workspace, rows, rows_mut};
+use super::{Cpu, HostBuffer, Workspace, gradient_norms::gradient_norms, rows, rows_mut};
 use crate::{
-    BackwardRows, ComputeExperts, Error, ExpertBuffers, ExpertFfn, FfnElement, FfnShape, Memory,
-    PreActivationBuffers, PreActivations, PreActivationsMut, RowBuffers, StashFfn, WeightGradients,
-    Weights, experts::Groups,
+    BackwardRows, ComputeExperts, Error, ExpertBuffers, ExpertFfn, FfnElement, FfnShape,
+    HiddenSums, Memory, PreActivationBuffers, PreActivations, PreActivationsMut, RowBuffers,
+    StashFfn, WeightGradients, Weights, experts::Groups, ffn::Experts,
 };
 
 impl<T: FfnElement> ComputeExperts<T> for Cpu {
@@ -13,6 +13,15 @@ impl<T: FfnElement> ComputeExperts<T> for Cpu {
 
     fn scratch_bytes(scratch: &Workspace) -> usize {
         scratch.bytes()
+    }
+
+    fn sum_hidden(scratch: &mut Workspace, wanted: bool) -> Result<(), Error> {
+        scratch.sum_hidden(wanted);
+        Ok(())
+    }
+
+    fn hidden_sums(scratch: &Workspace) -> Option<&HiddenSums> {
+        scratch.hidden_sums()
     }
 
     fn forward(
@@ -98,6 +107,30 @@ impl<T: FfnElement> ComputeExperts<T> for Cpu {
         self.backward_stash(
             shape, weights, offsets, inputs, &kept, scratch, dx, dp, gradients, accumulate,
         )
+    }
+
+    fn gradient_norms(
+        &self,
+        shape: &FfnShape,
+        weights: &ExpertBuffers<Self, T>,
+        offsets: &[usize],
+        inputs: &RowBuffers<'_, Self, T>,
+        norms: &mut HostBuffer<f32>,
+    ) -> Result<(), Error> {
+        let groups = Groups::new(shape, weights, offsets, inputs.x)?;
+        groups.check_rows(inputs)?;
+        self.resize(norms, groups.rows())?;
+        let of_rows = [groups.rows(), shape.width];
+        let inputs = BackwardRows {
+            x: rows("x", inputs.x, of_rows)?,
+            dy: rows("dy", inputs.dy, of_rows)?,
+            gate_weights: inputs.gate_weights,
+            weights: inputs.weights,
+        };
+        let weights = views(&groups, weights)?;
+        let experts = Experts::new(shape, &weights, offsets, &inputs.x)?;
+        gradient_norms(&experts, &inputs, norms);
+        Ok(())
     }
 }
 

@@ -9,9 +9,10 @@ use super::{
     isa::{Isa, vectorised},
     pack::{columns_to_rows, padded, rows_to_panels, words},
     product::{Right, packed_words, weights_times_columns},
+    sums::{add_columns, lane_weights, numbers},
     tile::{FEATURES, blocks, cut, share, take, tile_rows, tiles},
 };
-use crate::{Activation, ffn::Experts};
+use crate::{Activation, Error, ffn::Experts};
 
 /// What the forward pass writes.
 #[derive(Debug)]
@@ -29,7 +30,7 @@ pub(super) fn forward<T: Storage>(
     x: ArrayView2<'_, T>,
     workspace: &mut Workspace,
     outputs: Outputs<'_, T>,
-) {
+) -> Result<(), Error> {
     let (width, hidden) = (experts.shape.width, experts.shape.hidden);
     let isa = Isa::detect().for_experts::<T>(width, hidden);
     let x = x.to_slice().expect("checked layout");
@@ -39,8 +40,11 @@ pub(super) fn forward<T: Storage>(
         matrices.map(|rows| rows.map(|rows| rows.into_slice().expect("checked layout")))
     });
     let height = tile_rows(experts);
+    let mut sums = workspace.sums.take();
+    let mut tile_sums = sums.as_mut().map(|sums| sums.start(experts, height));
     let tiles = tiles(experts, height).map(|(instance, rows)| Tile {
         instance,
+        sums: tile_sums.as_mut().map(|sums| split(sums, numbers(experts))),
         x: &x[rows.start * width..rows.end * width],
         out: split(&mut out, rows.len() * width),
         h_norms: h_norms.as_mut().map(|norms| split(norms, rows.len())),
@@ -50,10 +54,15 @@ pub(super) fn forward<T: Storage>(
             stash.each_mut().map(part)
         }),
     });
-    let scratch = workspace.scratch(scratch_words(experts, height));
+    let scratch = workspace.scratch(scratch_words(experts, height))?;
     share(scratch, tiles, |scratch, tile| {
         forward_tile(isa, experts, tile, scratch.words());
     });
+    if let Some(sums) = &mut sums {
+        sums.finish(experts, height);
+    }
+    workspace.sums = sums;
+    Ok(())
 }
 
 fn split<'a, T>(values: &mut &'a mut [T], length: usize) -> &'a mut [T] {
@@ -75,6 +84,8 @@ struct Tile<'a, T> {
     h_norms: Option<&'a mut [SquaredNorm]>,
     /// Pre-activations of gate and up, `[rows, F]` each.
     stash: Option<[Option<&'a mut [T]>; 2]>,
+    /// Of h and its derivatives.
+    sums: Option<&'a mut [f32]>,
 }
 
 fn forward_tile<T: Storage>(
@@ -91,7 +102,7 @@ fn forward_tile<T: Storage>(
     let gate: &mut [f32] = bytemuck::cast_slice_mut(take(&mut scratch, FEATURES * lanes));
     let up: &mut [f32] = bytemuck::cast_slice_mut(take(&mut scratch, FEATURES * lanes));
     let h_rows: &mut [f32] = bytemuck::cast_slice_mut(take(&mut scratch, rows * hidden));
-    let mut stash = tile.stash;
+    let (mut stash, mut sums) = (tile.stash, tile.sums);
 
     rows_to_panels(isa, tile.x, width, x);
     for range in cut(0..hidden, FEATURES) {
@@ -114,6 +125,11 @@ fn forward_tile<T: Storage>(
                     let rows = &mut rows[panel.start * hidden + first..];
                     columns_to_rows(isa, columns, lanes, count, rows, hidden);
                 }
+            }
+            if let Some(sums) = &mut sums {
+                let activation = experts.shape.activation;
+                let once = lane_weights(count, |_| 1.0);
+                add_columns(isa, activation, gate, up, lanes, &once, sums, first);
             }
             activate::<T>(isa, experts.shape.activation, gate, up);
             if tile.h_norms.is_some() {

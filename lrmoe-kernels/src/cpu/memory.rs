@@ -55,6 +55,11 @@ impl<T: Element> HostBuffer<T> {
         self.allocation.as_ref().map_or(0, |a| a.capacity)
     }
 
+    /// Bytes held on the heap.
+    pub(super) fn bytes(&self) -> usize {
+        self.allocation.as_ref().map_or(0, |a| a.layout.size())
+    }
+
     fn zeroed(len: usize) -> Result<Self, Error> {
         const LIMIT: usize = isize::MAX as usize - HUGE_PAGE;
         let bytes = len.checked_mul(size_of::<T>()).filter(|&b| b <= LIMIT);

@@ -49,11 +49,11 @@ impl SelectPairs for Cpu {
         kind: Score,
         pairs: &Pairs<'_>,
         dy: Option<&HostBuffer<SquaredNorm>>,
-        h: Option<&HostBuffer<SquaredNorm>>,
+        rows: Option<&HostBuffer<SquaredNorm>>,
         exchange: &mut E,
     ) -> Result<Scores, Error> {
-        let [dy, h] = [dy, h].map(|norms| norms.map(|norms| &**norms));
-        Ok(score(kind, pairs, dy, h, exchange)?)
+        let [dy, rows] = [dy, rows].map(|norms| norms.map(|norms| &**norms));
+        Ok(score(kind, pairs, dy, rows, exchange)?)
     }
 
     fn score_into<E: Exchange>(
@@ -64,9 +64,9 @@ impl SelectPairs for Cpu {
         exchange: &mut E,
         scores: &mut Option<Scores>,
     ) -> Result<(), Error> {
-        let [dy, h] = norms.map(|norms| norms.map(|norms| &**norms));
+        let [dy, rows] = norms.map(|norms| norms.map(|norms| &**norms));
         let scores = scores.get_or_insert_default();
-        Ok(score_into(kind, pairs, dy, h, exchange, scores)?)
+        Ok(score_into(kind, pairs, dy, rows, exchange, scores)?)
     }
 
     fn host_scores<'a>(&self, scores: &'a Scores) -> Result<Cow<'a, Scores>, Error> {

@@ -7,6 +7,7 @@ mod copy;
 mod element;
 mod experts;
 mod forward;
+mod gradient_norms;
 mod isa;
 mod kernel;
 mod memory;
@@ -14,6 +15,7 @@ mod metric;
 mod pack;
 mod product;
 mod stream;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -29,6 +31,7 @@ use crate::{
 };
 pub use element::FfnElement;
 pub use memory::HostBuffer;
+pub use sums::HiddenSums;
 pub use workspace::Workspace;
 
 /// Runs on the threads of the rayon pool it is called in.
@@ -73,8 +76,7 @@ impl<T: FfnElement> ExpertFfn<T> for Cpu {
             h_norms,
             stash: None,
         };
-        forward::forward(&experts, x, workspace, outputs);
-        Ok(())
+        forward::forward(&experts, x, workspace, outputs)
     }
 
     fn backward(
@@ -94,8 +96,7 @@ impl<T: FfnElement> ExpertFfn<T> for Cpu {
         let outputs = backward::Outputs { dx, dp };
         backward::backward(
             &experts, rows, None, workspace, outputs, gradients, accumulate,
-        );
-        Ok(())
+        )
     }
 }
 
@@ -119,8 +120,7 @@ impl<T: FfnElement> StashFfn<T> for Cpu {
             h_norms,
             stash: Some([stash.gate, Some(stash.up)]),
         };
-        forward::forward(&experts, x, workspace, outputs);
-        Ok(())
+        forward::forward(&experts, x, workspace, outputs)
     }
 
     fn backward_stash(
@@ -148,8 +148,7 @@ impl<T: FfnElement> StashFfn<T> for Cpu {
             outputs,
             gradients,
             accumulate,
-        );
-        Ok(())
+        )
     }
 }
 

@@ -9,6 +9,7 @@ use super::{
     isa::Isa,
     kernel::{Ahead, Block, LANES, Start, VECTOR},
     pack::{Panel, pack, padded, panels, words},
+    stream::LINE,
     tile::{FEATURES, UNIT, cut},
 };
 
@@ -59,9 +60,26 @@ pub(super) fn weights_times_columns<T: Storage>(
     let words = words::<T>(width);
     for k in depths(words, DEPTH) {
         let taken = k.start * T::PER_WORD..width.min(k.end * T::PER_WORD);
-        for (right, columns) in &mut *matrices {
+        for matrix in 0..matrices.len() {
+            // Where the first rows after those of this matrix begin.
+            let after = match matrices.get(matrix + 1) {
+                Some((next, _)) => next.at(k.start, 0),
+                None if k.end < words => matrices[0].0.at(k.end, 0),
+                None => matrices[0].0.at(0, matrices[0].0.outputs.len()),
+            };
+            let (right, columns) = &mut matrices[matrix];
             let all = right.outputs.len();
             for group in cut(0..all, group::<T>()) {
+                let next = Ahead {
+                    start: if group.end < all {
+                        right.at(k.start, group.end)
+                    } else {
+                        after
+                    },
+                    row: width * size_of::<T>(),
+                    lines: k.len().div_ceil(VECTOR),
+                    rows: group.len(),
+                };
                 let from = (right.outputs.start + group.start) * width;
                 let weights = &right.weights[from..][..group.len() * width];
                 let (a, a_row) = if width.is_multiple_of(T::PER_WORD) {
@@ -82,7 +100,9 @@ pub(super) fn weights_times_columns<T: Storage>(
                         c_row: panel.lanes,
                         to: None,
                         start: if k.start > 0 { Start::Add } else { Start::Zero },
-                        ahead: None,
+                        ahead: Some(
+                            next.part(panel.start..panel.start + panel.lanes, padded(rows)),
+                        ),
                     }
                     .multiply(isa);
                 }
@@ -184,6 +204,14 @@ pub(super) struct Right<'a, T> {
     pub(super) weights: &'a [T],
     pub(super) width: usize,
     pub(super) outputs: Range<usize>,
+}
+
+impl<T: Storage> Right<'_, T> {
+    /// Word `k` of the output `output`; may be past the end.
+    fn at(&self, k: usize, output: usize) -> *const u8 {
+        let from = (self.outputs.start + output) * self.width + k * T::PER_WORD;
+        self.weights.as_ptr().wrapping_add(from).cast()
+    }
 }
 
 /// A block of weights `[inputs, outputs]` as the right factor.
@@ -296,16 +324,14 @@ fn multiply_step<T: Storage>(
 
 /// The lines of a step's weights, but for odd ends.
 fn lines_of<T: Storage>(step: &Step<'_, T>, width: usize) -> Ahead {
-    let row = width * size_of::<T>();
-    let lines = (step.outputs.len() * size_of::<T>() / 64).max(1).ilog2();
     Ahead {
         start: step
             .weights
             .as_ptr()
             .wrapping_add(step.k.start * T::PER_WORD * width + step.outputs.start)
             .cast(),
-        row,
-        lines,
-        count: (step.k.len() * T::PER_WORD) << lines,
+        row: width * size_of::<T>(),
+        lines: (step.outputs.len() * size_of::<T>() / LINE).max(1),
+        rows: step.k.len() * T::PER_WORD,
     }
 }

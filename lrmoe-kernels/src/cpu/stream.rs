@@ -3,7 +3,17 @@
 //!
 //! Other cores see them after [`finish`].
 
-use super::workspace::Line;
+use super::kernel::VECTOR;
+
+/// A cache line.
+#[derive(Clone, Copy, Default)]
+#[repr(C, align(64))]
+struct Line([u32; VECTOR]);
+
+// SAFETY: 16 words fill the alignment, so there is no padding; zeros are valid.
+unsafe impl bytemuck::Zeroable for Line {}
+// SAFETY: as above, and any bits are 16 words.
+unsafe impl bytemuck::Pod for Line {}
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = size_of::<Line>();

@@ -4,18 +4,20 @@ struct ScoreParameters {
     // [pairs]
     const i32* ids;
     const float* gates;
-    // (significand, scale) of each token, and of each pair; none where the score has no such factor.
+    // (significand, scale) of each token, and of each row; none where the score has no such factor.
     const uint2* dy;
-    const uint2* h;
-    // Largest complement of the local id of a pair whose score is NaN, 0 if there is none; largest scales of finite norms of dy and of h.
+    const uint2* rows;
+    // Largest complement of the local id of a pair whose score is NaN, 0 if there is none; largest scales of finite norms of dy and of rows.
     u32* found;
     float* squared;
     u64 pairs;
     u64 top_k;
+    // Pairs that share a row.
+    u64 pairs_of_row;
     // Whether the gate weight is a factor.
     u64 uses_gate;
     u64 dy_scale;
-    u64 h_scale;
+    u64 rows_scale;
 };
 
 // 2^-62; gate weights below count as zero.
@@ -68,26 +70,26 @@ __global__ void __launch_bounds__(THREADS) scan_factors(const ScoreParameters p)
     const u64 pair = thread_number();
     u32 bad = 0;
     u32 dy_scale = 0;
-    u32 h_scale = 0;
+    u32 rows_scale = 0;
     if (pair < p.pairs && p.ids[pair] >= 0) {
         const uint2 dy = norm_of(p.dy, pair / p.top_k);
-        const uint2 h = norm_of(p.h, pair);
-        const float kind = __fmul_rn(__fmul_rn(kind_of_gate(gate_of(p, pair)), kind_of_norm(dy)), kind_of_norm(h));
+        const uint2 row = norm_of(p.rows, pair / p.pairs_of_row);
+        const float kind = __fmul_rn(__fmul_rn(kind_of_gate(gate_of(p, pair)), kind_of_norm(dy)), kind_of_norm(row));
         bad = magnitude(kind) > INFINITE ? ~u32(pair) : 0;
         dy_scale = dy.y == NOT_FINITE ? 0 : dy.y;
-        h_scale = h.y == NOT_FINITE ? 0 : h.y;
+        rows_scale = row.y == NOT_FINITE ? 0 : row.y;
     }
     bad = largest_of_warp(bad);
     dy_scale = largest_of_warp(dy_scale);
-    h_scale = largest_of_warp(h_scale);
+    rows_scale = largest_of_warp(rows_scale);
     if (lane() == 0) {
         atomicMax(&p.found[0], bad);
         atomicMax(&p.found[1], dy_scale);
-        atomicMax(&p.found[2], h_scale);
+        atomicMax(&p.found[2], rows_scale);
     }
 }
 
-// ((p * p) * |dy|^2) * |h|^2 of each pair, 0 where masked.
+// ((p * p) * |dy|^2) * |row|^2 of each pair, 0 where masked.
 __global__ void __launch_bounds__(THREADS) squared_scores(const ScoreParameters p) {
     const u64 pair = thread_number();
     if (pair >= p.pairs) {
@@ -100,8 +102,8 @@ __global__ void __launch_bounds__(THREADS) squared_scores(const ScoreParameters 
         if (p.dy) {
             score = product(score, relative(p.dy[pair / p.top_k], u32(p.dy_scale)));
         }
-        if (p.h) {
-            score = product(score, relative(p.h[pair], u32(p.h_scale)));
+        if (p.rows) {
+            score = product(score, relative(p.rows[pair / p.pairs_of_row], u32(p.rows_scale)));
         }
         // Finite factors have finite products, and an infinite one meets a zero here only after a product was flushed.
         if (magnitude(score) >= INFINITE) {

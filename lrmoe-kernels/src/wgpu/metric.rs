@@ -75,22 +75,22 @@ impl SelectPairs for Wgpu {
         score: Score,
         pairs: &Pairs,
         dy: Option<&Buffer<SquaredNorm>>,
-        h: Option<&Buffer<SquaredNorm>>,
+        rows: Option<&Buffer<SquaredNorm>>,
         exchange: &mut E,
     ) -> Result<Scores, Error> {
-        let local = Factors::new(score, pairs, dy, h)
+        let local = Factors::new(score, pairs, dy, rows)
             .and_then(|factors| Ok((self.largest_scales(&factors)?, factors)));
         let mut shared = match &local {
-            Ok(([dy, h], _)) => [*dy, *h, 0],
+            Ok(([dy, rows], _)) => [*dy, *rows, 0],
             Err(_) => [0, 0, 1],
         };
         exchange.max(&mut shared).map_err(MetricError::Exchange)?;
-        let [dy_scale, h_scale, failed] = shared;
+        let [dy_scale, rows_scale, failed] = shared;
         let (_, factors) = settle(local, failed)?;
         Ok(Scores {
             kind: score,
-            squared: self.squared_scores(&factors, [dy_scale, h_scale])?,
-            exponent: factors.exponent([dy_scale, h_scale]),
+            squared: self.squared_scores(&factors, [dy_scale, rows_scale])?,
+            exponent: factors.exponent([dy_scale, rows_scale]),
         })
     }
 

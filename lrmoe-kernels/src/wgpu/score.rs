@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use lrmoe_metric::{Error as MetricError, Score, SquaredNorm};
+use lrmoe_metric::{Error as MetricError, Row, Score, SquaredNorm};
 
 use super::{
     Buffer, Pairs, Wgpu,
@@ -15,14 +15,16 @@ use crate::{Error, Memory};
 const THREADS: usize = 256;
 
 /// Which parameter says where squared scores go.
-const SQUARED_BASE: usize = 12;
+const SQUARED_BASE: usize = 13;
 
 /// The factors of a score that are in use.
 pub(super) struct Factors<'a> {
     pairs: &'a Pairs,
     uses_gate: bool,
     dy: Option<&'a Buffer<SquaredNorm>>,
-    h: Option<&'a Buffer<SquaredNorm>>,
+    rows: Option<&'a Buffer<SquaredNorm>>,
+    /// Pairs that share a norm of `rows`.
+    pairs_of_row: usize,
 }
 
 impl<'a> Factors<'a> {
@@ -30,27 +32,33 @@ impl<'a> Factors<'a> {
         score: Score,
         pairs: &'a Pairs,
         dy: Option<&'a Buffer<SquaredNorm>>,
-        h: Option<&'a Buffer<SquaredNorm>>,
+        rows: Option<&'a Buffer<SquaredNorm>>,
     ) -> Result<Self, Error> {
-        let norms = |needed: bool, norms: Option<&'a Buffer<SquaredNorm>>, what, length| {
-            if !needed {
+        let norms = |what: Option<&'static str>, norms: Option<&'a Buffer<SquaredNorm>>, length| {
+            let Some(what) = what else {
                 return Ok(None);
-            }
+            };
             let norms = norms.ok_or(MetricError::MissingNorms { score, what })?;
             check_length("squared norms", Wgpu::len(norms), length)?;
             Ok::<_, Error>(Some(norms))
         };
+        let row = score.row();
+        let pairs_of_row = match row.is_some_and(Row::is_per_token) {
+            true => pairs.top_k,
+            false => 1,
+        };
         Ok(Self {
             pairs,
-            uses_gate: score != Score::Random,
-            dy: norms(score.needs_dy(), dy, "dy", pairs.tokens())?,
-            h: norms(score.needs_h(), h, "h", pairs.len())?,
+            uses_gate: score.has_gate(),
+            dy: norms(score.has_dy().then_some("dy"), dy, pairs.tokens())?,
+            rows: norms(row.map(Row::name), rows, pairs.len() / pairs_of_row)?,
+            pairs_of_row,
         })
     }
 
-    /// The exponent of scores relative to these scales of dy and h.
+    /// The exponent of scores relative to these scales of dy and rows.
     pub(super) fn exponent(&self, scales: [u32; 2]) -> i32 {
-        [self.dy, self.h]
+        [self.dy, self.rows]
             .iter()
             .zip(scales)
             .filter(|(norms, scale)| norms.is_some() && *scale > 0)
@@ -60,7 +68,7 @@ impl<'a> Factors<'a> {
 }
 
 impl Wgpu {
-    /// Largest scales of the finite rows of dy and h that unmasked pairs use; an error for the first pair whose score is NaN.
+    /// Largest scales of the finite norms of dy and of rows that unmasked pairs use; an error for the first pair whose score is NaN.
     pub(super) fn largest_scales(&self, factors: &Factors<'_>) -> Result<[u32; 2], Error> {
         let pairs = factors.pairs;
         let found: Buffer<u32> = self.upload(&[0; 3])?;
@@ -74,9 +82,9 @@ impl Wgpu {
         batch.submit()?;
         let mut values = [0; 3];
         self.read(&found, &mut values)?;
-        let [not_a_number, dy, h] = values;
+        let [not_a_number, dy, rows] = values;
         if not_a_number == 0 {
-            return Ok([dy, h]);
+            return Ok([dy, rows]);
         }
         let pair = !not_a_number as usize;
         let mut ids = vec![0; pairs.len()];
@@ -135,23 +143,28 @@ impl Wgpu {
         let ids = self.window(&pairs.ids, range.clone());
         let gates = self.window(&pairs.gates, range.clone());
         let dy = of_norms(factors.dy, range.start / top_k..range.end / top_k);
-        let h = of_norms(factors.h, range.clone());
+        let pairs_of_row = factors.pairs_of_row;
+        let rows = of_norms(
+            factors.rows,
+            range.start / pairs_of_row..range.end / pairs_of_row,
+        );
         let parameters = vec![
             range.len() as u32,
             range.start as u32,
             top_k as u32,
+            pairs_of_row as u32,
             factors.uses_gate.into(),
             factors.dy.is_some().into(),
-            factors.h.is_some().into(),
+            factors.rows.is_some().into(),
             scales[0],
             scales[1],
             ids.base,
             gates.base,
             dy.base,
-            h.base,
+            rows.base,
             0,
         ];
-        let windows = [(1, ids), (2, gates), (3, dy), (4, h)];
+        let windows = [(1, ids), (2, gates), (3, dy), (4, rows)];
         let bindings = windows.map(|(number, window)| (number, window.into()));
         (parameters, bindings.into())
     }

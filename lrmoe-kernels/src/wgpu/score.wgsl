@@ -7,16 +7,18 @@ struct Params {
     // Local id of the first pair of this dispatch.
     first_pair: u32,
     top_k: u32,
-    // Whether the gate weight, dy and h are factors of the score.
+    // Pairs that share a row.
+    pairs_of_row: u32,
+    // Whether the gate weight, dy and rows are factors of the score.
     uses_gate: u32,
     uses_dy: u32,
-    uses_h: u32,
+    uses_rows: u32,
     dy_scale: u32,
-    h_scale: u32,
+    rows_scale: u32,
     ids_base: u32,
     gates_base: u32,
     dy_base: u32,
-    h_base: u32,
+    rows_base: u32,
     squared_base: u32,
 }
 
@@ -24,7 +26,7 @@ struct Found {
     // Largest complement of the local id of a pair whose score is NaN; 0 if there is none.
     not_a_number: atomic<u32>,
     dy_scale: atomic<u32>,
-    h_scale: atomic<u32>,
+    rows_scale: atomic<u32>,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -32,8 +34,8 @@ struct Found {
 @group(0) @binding(2) var<storage, read> gates: array<u32>;
 // (significand, scale) of each token.
 @group(0) @binding(3) var<storage, read> dy: array<u32>;
-// (significand, scale) of each pair.
-@group(0) @binding(4) var<storage, read> h: array<u32>;
+// (significand, scale) of each row.
+@group(0) @binding(4) var<storage, read> rows: array<u32>;
 @group(0) @binding(5) var<storage, read_write> found: Found;
 @group(0) @binding(6) var<storage, read_write> squared: array<u32>;
 
@@ -61,12 +63,12 @@ fn norm_of_dy(pair: u32) -> Norm {
     return Norm(dy[at], dy[at + 1u]);
 }
 
-fn norm_of_h(pair: u32) -> Norm {
-    if params.uses_h == 0u {
+fn norm_of_row(pair: u32) -> Norm {
+    if params.uses_rows == 0u {
         return PLAIN;
     }
-    let at = params.h_base + 2u * pair;
-    return Norm(h[at], h[at + 1u]);
+    let at = params.rows_base + 2u * (pair / params.pairs_of_row);
+    return Norm(rows[at], rows[at + 1u]);
 }
 
 // Bits of |gate|, 0 where it counts as zero.
@@ -103,8 +105,8 @@ fn scan_factors(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocati
         return;
     }
     let of_dy = norm_of_dy(pair);
-    let of_h = norm_of_h(pair);
-    let kinds = kind(gate_of(pair)) | kind_of_norm(of_dy) | kind_of_norm(of_h);
+    let of_row = norm_of_row(pair);
+    let kinds = kind(gate_of(pair)) | kind_of_norm(of_dy) | kind_of_norm(of_row);
     if (kinds & HAS_NAN) != 0u || (kinds & (HAS_ZERO | HAS_INFINITY)) == (HAS_ZERO | HAS_INFINITY) {
         atomicMax(&found.not_a_number, ~(params.first_pair + pair));
         return;
@@ -112,8 +114,8 @@ fn scan_factors(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocati
     if of_dy.scale != NOT_FINITE {
         atomicMax(&found.dy_scale, of_dy.scale);
     }
-    if of_h.scale != NOT_FINITE {
-        atomicMax(&found.h_scale, of_h.scale);
+    if of_row.scale != NOT_FINITE {
+        atomicMax(&found.rows_scale, of_row.scale);
     }
 }
 
@@ -129,7 +131,7 @@ fn relative(norm: Norm, layer_scale: u32) -> u32 {
     return norm.significand - (shift << 23u);
 }
 
-// ((p * p) * |dy|^2) * |h|^2 of each pair, 0 where masked.
+// ((p * p) * |dy|^2) * |row|^2 of each pair, 0 where masked.
 @compute @workgroup_size(256)
 fn squared_scores(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let pair = (params.first_group + group.x) * 256u + local;
@@ -143,8 +145,8 @@ fn squared_scores(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
         if params.uses_dy != 0u {
             score = product(score, relative(norm_of_dy(pair), params.dy_scale));
         }
-        if params.uses_h != 0u {
-            score = product(score, relative(norm_of_h(pair), params.h_scale));
+        if params.uses_rows != 0u {
+            score = product(score, relative(norm_of_row(pair), params.rows_scale));
         }
     }
     squared[params.squared_base + pair] = score;

@@ -14,6 +14,7 @@ mod device;
 mod expected;
 mod experts;
 mod golden;
+mod gradient_norms;
 mod kept;
 mod memory;
 mod norms;
@@ -183,6 +184,7 @@ fn wgpu_trials() -> Vec<Trial> {
     let mut all = trials(&plain);
     all.extend(device::trials(&plain));
     all.push(plain.trial(MANY_TERMS, experts::many_terms));
+    all.push(plain.trial("gradient_norms::refused", gradient_norms::refused));
     all.extend(trials(&open("wgpu-split", split)));
     all
 }
@@ -205,6 +207,7 @@ fn cuda_trials() -> Vec<Trial> {
     all.extend(bf16_trials(&card));
     all.extend(cuda::trials(&card, || Cuda::new(0).unwrap()));
     all.push(card.trial(MANY_TERMS, experts::many_terms));
+    all.push(card.trial("gradient_norms::refused", gradient_norms::refused));
     let cublas = Cuda::new(0).and_then(|card| card.with_products(Products::CuBlas));
     all.extend(cublas_trials(&open("cublas", cublas)));
     all.extend(cuda::nvrtc_trials());
@@ -227,6 +230,7 @@ fn cuda_emu_trials() -> Vec<Trial> {
     let emulated = open("cuda-emu", Cuda::emulated());
     let mut all = trials(&emulated);
     all.extend(bf16_trials(&emulated));
+    all.push(emulated.trial("gradient_norms::refused", gradient_norms::refused));
     all.extend(cuda::trials(&emulated, Cuda::emulated));
     let cublas = Cuda::emulated().with_products(Products::CuBlas).unwrap();
     all.extend(cublas_trials(&open("cublas-emu", cublas)));
@@ -261,6 +265,7 @@ fn main() -> ExitCode {
     let mut all = trials(&cpu);
     all.extend(bf16_trials(&cpu));
     all.push(cpu.trial(MANY_TERMS, experts::many_terms));
+    all.push(cpu.trial("gradient_norms::of_rows", gradient_norms::of_rows));
     all.extend(wgpu_trials());
     all.extend(cuda_trials());
     all.extend(cuda_emu_trials());

@@ -2,7 +2,7 @@
 
 use lrmoe_kernels::{
     SquaredNorm,
-    lrmoe_metric::{self, Exchange, Pairs, Score, Solo},
+    lrmoe_metric::{self, Exchange, Pairs, Row, Score, Solo},
     ndarray::{Array2, s},
 };
 use proptest::{collection::vec, prelude::*};
@@ -13,8 +13,6 @@ use crate::{
     ranks,
 };
 
-const KINDS: [Score; 4] = [Score::DownGrad, Score::Forward, Score::Gate, Score::Random];
-
 #[derive(Clone, Debug)]
 pub(crate) struct Factors {
     pub(crate) ids: Array2<i32>,
@@ -23,6 +21,15 @@ pub(crate) struct Factors {
     /// Per token, per pair.
     pub(crate) dy: Vec<SquaredNorm>,
     pub(crate) h: Vec<SquaredNorm>,
+}
+
+/// Norms as a score takes them of its rows: of these, those of `h`, or one for each token of `top_k` slots.
+pub(crate) fn rows_of(kind: Score, h: &[SquaredNorm], top_k: usize) -> Vec<SquaredNorm> {
+    let step = match kind.row().is_some_and(Row::is_per_token) {
+        true => top_k,
+        false => 1,
+    };
+    h.iter().copied().step_by(step).collect()
 }
 
 /// Factors made of such values.
@@ -51,14 +58,13 @@ impl Factors {
         let (ids, gates) = (self.ids.view(), self.gates.view());
         let pairs = Pairs::new(ids, gates, self.experts, 1 << 33).unwrap();
         let on = backend.pairs(&pairs).unwrap();
-        let (dy, h) = (
-            backend.upload(&self.dy).unwrap(),
-            backend.upload(&self.h).unwrap(),
-        );
-        for kind in KINDS {
+        let dy = backend.upload(&self.dy).unwrap();
+        for kind in Score::ALL {
+            let rows = rows_of(kind, &self.h, self.ids.ncols());
             let expected =
-                lrmoe_metric::score(kind, &pairs, Some(&self.dy), Some(&self.h), &mut Solo);
-            let found = backend.score(kind, &on, Some(&dy), Some(&h), &mut Solo);
+                lrmoe_metric::score(kind, &pairs, Some(&self.dy), Some(&rows), &mut Solo);
+            let rows = backend.upload(&rows).unwrap();
+            let found = backend.score(kind, &on, Some(&dy), Some(&rows), &mut Solo);
             match (expected, found) {
                 (Ok(expected), Ok(found)) => {
                     let found = backend.host_scores(&found).unwrap().into_owned();
@@ -114,15 +120,18 @@ pub(crate) fn over_ranks<B: Backend>(backend: &B) {
                 let first = rows.start * top_k;
                 let pairs = Pairs::new(ids, gates, factors.experts, first as u64).unwrap();
                 let dy = &factors.dy[rows.clone()];
+                let dy_on = backend.upload(dy).unwrap();
                 let h = &factors.h[first..rows.end * top_k];
-                let expected =
-                    lrmoe_metric::score(Score::DownGrad, &pairs, Some(dy), Some(h), exchange)
-                        .unwrap();
                 let on = backend.pairs(&pairs).unwrap();
-                let (dy, h) = (backend.upload(dy).unwrap(), backend.upload(h).unwrap());
-                let found = backend.score(Score::DownGrad, &on, Some(&dy), Some(&h), exchange);
-                let found = found.unwrap();
-                assert_eq!(*backend.host_scores(&found).unwrap(), expected);
+                for kind in Score::ALL {
+                    let rows = rows_of(kind, h, top_k);
+                    let expected =
+                        lrmoe_metric::score(kind, &pairs, Some(dy), Some(&rows), exchange);
+                    let rows = backend.upload(&rows).unwrap();
+                    let found = backend.score(kind, &on, Some(&dy_on), Some(&rows), exchange);
+                    let found = found.unwrap();
+                    assert_eq!(*backend.host_scores(&found).unwrap(), expected.unwrap());
+                }
             });
         }
         Ok(())

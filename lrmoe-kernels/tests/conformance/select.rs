@@ -15,7 +15,7 @@ use crate::{
     Backend,
     random::{bits, check, ids, numbers, quotas, sizes, telling},
     ranks,
-    score::{Factors, factors},
+    score::{Factors, factors, rows_of},
 };
 
 #[derive(Clone, Debug)]
@@ -202,11 +202,14 @@ fn check_method<B: Backend>(
         let pairs = Pairs::new(ids, gates, factors.experts, first).unwrap();
         let on = backend.pairs(&pairs).unwrap();
         let (dy, h) = (&factors.dy[rows], &factors.h[local]);
-        let (dy_on, h_on) = (backend.upload(dy).unwrap(), backend.upload(h).unwrap());
-        for kind in [Score::DownGrad, Score::Random] {
-            let scores = lrmoe_metric::score(kind, &pairs, Some(dy), Some(h), exchange).unwrap();
+        let dy_on = backend.upload(dy).unwrap();
+        for kind in Score::ALL {
+            let rows = rows_of(kind, h, top_k);
+            let scores =
+                lrmoe_metric::score(kind, &pairs, Some(dy), Some(&rows), exchange).unwrap();
+            let rows = backend.upload(&rows).unwrap();
             let scores_on = backend
-                .score(kind, &on, Some(&dy_on), Some(&h_on), exchange)
+                .score(kind, &on, Some(&dy_on), Some(&rows), exchange)
                 .unwrap();
             for method in [Method::Priority, Method::Top] {
                 let expected =

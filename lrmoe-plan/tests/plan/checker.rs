@@ -149,10 +149,16 @@ fn memory(request: &PlanRequest<'_>, plan: &Plan, rank: usize, retained: u64) ->
     };
     // Sent, received, x, dy, dx; h and the gradients of the pre-activations.
     let backward_row = (5 * d + f + before) * b + 3 * 8;
+    // Sent, received, x, y; dy and what goes back, sent and received, while another chunk computes.
+    let forward_elements = match (model.overlap, model.stash) {
+        (true, Stash::Recompute) => 8,
+        (true, _) => 6,
+        (false, _) => 4,
+    };
     Memory {
         placement: firsts * slot,
         replicas: (u64::from(plan.slots[rank]) - firsts) * slot,
-        forward_buffers: forward.min(model.chunk_rows) * (4 * d * b + 4 * 8),
+        forward_buffers: forward.min(model.chunk_rows) * (forward_elements * d * b + 4 * 8),
         backward_buffers: retained * backward_row,
         stash: t * k * 16 + kept + outputs,
         // Master weights and two moments in four bytes each.

@@ -14,6 +14,7 @@ fn model(gated: bool) -> MemoryModel {
         top_k: 3,
         tokens: 11,
         chunk_rows: 64,
+        overlap: false,
         stash: Stash::Recompute,
         keeps_outputs: false,
         fixed: 1000,
@@ -44,6 +45,18 @@ fn every_term_by_hand() {
     assert_eq!(first.total(), sum);
     assert!(first.to_string().ends_with(&format!(" {sum}")));
     assert_eq!(model(false).shape.weight_bytes(), 2 * 10 * 7 * 2);
+    for (stash, elements) in [
+        (Stash::Recompute, 8),
+        (Stash::Full, 6),
+        (Stash::ForwardSelect, 6),
+    ] {
+        let overlapping = MemoryModel {
+            overlap: true,
+            stash,
+            ..model(true)
+        };
+        assert_eq!(overlapping.forward_row_bytes(), elements * 10 * 2 + 32);
+    }
     let kept = MemoryModel {
         keeps_outputs: true,
         ..model(true)

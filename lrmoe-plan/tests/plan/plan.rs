@@ -24,6 +24,7 @@ fn example() -> Case {
             top_k: 2,
             tokens: 40,
             chunk_rows: 64,
+            overlap: false,
             stash: Stash::Recompute,
             keeps_outputs: false,
             fixed: 0,

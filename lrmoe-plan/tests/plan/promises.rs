@@ -27,11 +27,11 @@ prop_compose! {
         (top_k, tokens) in (1usize..4, 0usize..60),
         chunk_rows in prop_oneof![Just(u64::MAX), 1u64..200],
         stash in prop_oneof![Just(Stash::Recompute), Just(Stash::Full), Just(Stash::ForwardSelect)],
-        (keeps_outputs, fixed) in (any::<bool>(), 0u64..1000),
+        (overlap, keeps_outputs, fixed) in (any::<bool>(), any::<bool>(), 0u64..1000),
     ) -> MemoryModel {
         MemoryModel {
             shape: ExpertShape { width, hidden, gated, bytes },
-            top_k, tokens, chunk_rows, stash, keeps_outputs, fixed,
+            top_k, tokens, chunk_rows, overlap, stash, keeps_outputs, fixed,
         }
     }
 }

@@ -87,6 +87,7 @@ impl<B: Backend<T> + Clone, T: LayerElement> Subject<B, T> {
             topology: Topology::new(1, 1)?,
             slots: vec![settings.experts as u32],
             chunk_rows: settings.chunk_rows,
+            overlap: false,
             capacities: None,
             policy: Policy::Dropless,
             stash: Stash::Recompute,

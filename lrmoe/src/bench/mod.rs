@@ -150,6 +150,7 @@ impl Settings {
             top_k: self.top_k,
             tokens: self.tokens,
             chunk_rows: self.chunk_rows,
+            overlap: false,
             stash: match self.stashes[..] {
                 [Stash::Recompute] => Stash::Recompute,
                 _ => Stash::Full,

@@ -67,7 +67,7 @@ pub(crate) struct Bench {
         default_value = "0.5"
     )]
     retention: Vec<f64>,
-    /// What pairs are judged by: down-grad, forward, gate or random
+    /// What pairs are judged by, as in `lrmoe train`: down-grad, input-grad, gate-grad, forward, out-norm, gate, random or full-grad
     #[arg(long, value_name = "NAME", default_value_t = Score::DownGrad)]
     score: Score,
     /// What the forward pass leaves for the backward pass, each timed: recompute, stash or forward-select (with score forward, gate or random).

@@ -6,6 +6,7 @@ mod model;
 mod plan;
 mod processes;
 mod replay;
+mod sweep;
 mod trace;
 mod train;
 
@@ -55,6 +56,7 @@ fn of_process(device: Device) -> Result<Device, ConfigError> {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     Train(Box<train::Train>),
+    Sweep(sweep::Sweep),
     Replay(replay::Replay),
     Plan(plan::Plan),
     Bench(bench::Bench),
@@ -66,6 +68,7 @@ impl Command {
     pub(crate) fn run(self) -> Result<(), Error> {
         match self {
             Self::Train(train) => train.run(),
+            Self::Sweep(sweep) => sweep.run(),
             Self::Replay(replay) => replay.run(),
             Self::Plan(plan) => plan.run(),
             Self::Bench(bench) => bench.run(),

@@ -90,6 +90,7 @@ impl Plan {
                 top_k,
                 tokens: most.div_ceil(top_k.max(1)),
                 chunk_rows: self.chunk_rows,
+                overlap: false,
                 stash: self.stash,
                 keeps_outputs: false,
                 fixed: 0,

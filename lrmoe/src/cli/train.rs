@@ -8,7 +8,7 @@ use lrmoe::config::{TrainConfig, TrainOptions};
 use lrmoe::error::Error;
 use lrmoe::progress::Progress;
 use lrmoe::text::Corpus;
-use lrmoe::train::{StepRecord, compare, train};
+use lrmoe::train::{OracleSummary, StepRecord, compare, train};
 
 /// Train a byte-level language model on text.
 ///
@@ -96,8 +96,11 @@ pub(super) fn prepare(options: TrainOptions) -> Result<(TrainConfig, Corpus), Er
     Ok((config, corpus))
 }
 
-/// One line on how a run ended.
+/// One line on how a run ended, after what the oracle found.
 pub(super) fn print_end(config: &TrainConfig, records: &[StepRecord]) {
+    if let Some(oracle) = OracleSummary::new(records) {
+        println!("{oracle}");
+    }
     if let Some(last) = records.last() {
         let held_out = last
             .held_out_loss

@@ -2,6 +2,8 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use lrmoe_metric::Rescale;
+
 use super::device::Device;
 use crate::model::ModelError;
 use crate::policy::UnknownForward;
@@ -64,6 +66,12 @@ pub enum ConfigError {
     )]
     Device {
         /// The name given.
+        name: String,
+    },
+    /// A switch that is neither on nor off.
+    #[error("unknown switch position `{name}`, must be on or off")]
+    Switch {
+        /// What was given.
         name: String,
     },
     /// A way for all-to-alls that does not exist.
@@ -156,6 +164,46 @@ pub enum ConfigError {
     /// Pairs of no trace.
     #[error("record-pairs-every needs record-trace")]
     NoRecord,
+    /// The oracle of scores where it is not computed.
+    #[error(
+        "score full-grad is computed with device cpu alone, not {device}; it is for measuring the others, of which down-grad comes nearest"
+    )]
+    FullGrad {
+        /// The device.
+        device: Device,
+    },
+    /// Weights multiplied that make up for what is left out already.
+    #[error(
+        "rescale {rescale} is for select top: the weights of priority already make up for the pairs left out"
+    )]
+    Rescale {
+        /// The rescaling.
+        rescale: Rescale,
+    },
+    /// Weights for a gradient that lacks nothing.
+    #[error(
+        "dx-weight w is for scope pair: with wgrad all pairs run backward and add to the input's gradient with weight 1"
+    )]
+    DxWeight,
+    /// Compensation where it is not computed.
+    #[error(
+        "compensation moments is computed with device cpu alone, not {device}; leave it out, or compute on the CPU"
+    )]
+    Compensation {
+        /// The device.
+        device: Device,
+    },
+    /// Draws of no oracle.
+    #[error("oracle-draws needs oracle-every")]
+    NoOracle,
+    /// Repeated draws of a selection that is always the same.
+    #[error(
+        "oracle-draws {draws} repeats the draw of a selection, but nothing is drawn; select priority or score random is"
+    )]
+    NothingDrawn {
+        /// The draws.
+        draws: u32,
+    },
     /// The same contender twice.
     #[error("{name} is compared with itself")]
     Repeated {
@@ -165,7 +213,7 @@ pub enum ConfigError {
 }
 
 /// The value, if it lies in the range; NaN lies in none.
-pub(super) fn within<T: Copy + Display + PartialOrd>(
+pub(crate) fn within<T: Copy + Display + PartialOrd>(
     name: &'static str,
     value: T,
     range: RangeInclusive<T>,

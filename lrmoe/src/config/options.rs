@@ -4,15 +4,16 @@ use std::str::FromStr;
 
 use clap::Args;
 use lrmoe_kernels::Activation;
-use lrmoe_metric::{Method, Score};
+use lrmoe_metric::{Method, Rescale, Score};
 use lrmoe_plan::{QuotaPolicy, Stash};
 use serde::de::{Deserialize, Deserializer, Error};
 
-use crate::policy::{DxWeight, RouterGradient};
+use crate::policy::{Compensation, DxWeight, RouterGradient, Scope};
 
 use super::all_to_all::AllToAll;
 use super::contender::{ContenderName, PolicyName};
 use super::device::Device;
+use super::switch::Switch;
 
 /// Options of a training run as given, on the command line or in a TOML file with the same names.
 #[derive(Args, Clone, Debug, Default, PartialEq, serde::Deserialize)]
@@ -49,6 +50,15 @@ pub struct TrainOptions {
     /// [default: 0]
     #[arg(long, value_name = "STEPS")]
     pub(super) record_pairs_every: Option<u32>,
+    /// Steps between those whose gradients are compared with those of all pairs, by an exact backward pass beside the step's own, which
+    /// goes on as without it: cosine, relative error and share kept per layer and expert in steps.jsonl, a table at the end. 0 = none
+    /// [default: 0]
+    #[arg(long, value_name = "STEPS")]
+    pub(super) oracle_every: Option<u32>,
+    /// Draws of the selection in such a step, the step's own among them: the mean over several shows what is bias and what is variance
+    /// [default: 1]
+    #[arg(long, value_name = "DRAWS")]
+    pub(super) oracle_draws: Option<u32>,
 
     /// What runs backward: dropless (every pair), symi (replicas follow popularity, pairs beyond capacity are dropped in
     /// forward too) or lrmoe (all forward, selected pairs backward) [default: lrmoe]
@@ -58,8 +68,10 @@ pub struct TrainOptions {
     /// Share of the routed pairs that runs backward, 0 to 1; 0 freezes the experts. For lrmoe [default: 0.5]
     #[arg(long, value_name = "SHARE", help_heading = "Policy")]
     pub(super) retention: Option<f64>,
-    /// What a pair is judged by: down-grad (its term in the weight gradient), forward (known before backward), gate or
-    /// random [default: down-grad]
+    /// What a pair is judged by: down-grad (its term in the gradient of the down projection), input-grad or gate-grad (norm of dy times that of
+    /// the input, or alone), forward, out-norm or gate (known before backward: norm of the hidden row, of the output, or neither), random; or
+    /// full-grad (its terms in all weight gradients; on the cpu, by running every pair backward first: for measuring the others)
+    /// [default: down-grad]
     #[arg(long, value_name = "NAME", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) score: Option<Score>,
@@ -69,10 +81,24 @@ pub struct TrainOptions {
     #[serde(deserialize_with = "parsed")]
     pub(super) select: Option<Method>,
     /// How the retained pairs are divided among experts: proportional (to load), value (by score), blend (half each) or
-    /// neyman (to load times rms score) [default: proportional]
+    /// neyman (to load times rms score) [default: proportional; blend with --select top]
     #[arg(long, value_name = "NAME", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) quota_policy: Option<QuotaPolicy>,
+    /// Divide scores by this power, 0 to 1, of the sum of their expert's scores, so that experts with large gradients claim less. It acts
+    /// through the quotas alone: with --quota-policy value, blend or neyman, and with any where --budget-mib binds [default: 0]
+    #[arg(long, value_name = "POWER", help_heading = "Policy")]
+    pub(super) recalibration: Option<f64>,
+    /// What the weights of the pairs that --select top keeps are multiplied by, expert by expert: none, count (pairs over pairs kept) or
+    /// mass (sum of scores over that of those kept) [default: none]
+    #[arg(long, value_name = "NAME", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) rescale: Option<Rescale>,
+    /// What pairs that are not selected are left out of: pair (everything: they do not run backward) or wgrad (weight gradients alone: all run
+    /// backward, the input's and the router's gradients are exact, and little is saved) [default: pair]
+    #[arg(long, value_name = "NAME", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) scope: Option<Scope>,
     /// Weight of a retained pair in the gradient of the layer's input: w for its selection weight (unbiased), or 1 (biased, with
     /// less variance) [default: w]
     #[arg(long, value_name = "WEIGHT", help_heading = "Policy")]
@@ -89,6 +115,11 @@ pub struct TrainOptions {
     #[arg(long, value_name = "MODE", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) stash: Option<Stash>,
+    /// What stands in the weight gradients for the pairs that do not run backward: none, or moments (sums over all pairs of an expert: less
+    /// variance with priority, less bias with top). For --device cpu [default: none]
+    #[arg(long, value_name = "NAME", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) compensation: Option<Compensation>,
     /// Pairs that all slots take together, as a multiple of the routed pairs; lower drops more. For symi [default: 1.0]
     #[arg(long, value_name = "FACTOR", help_heading = "Policy")]
     pub(super) capacity_factor: Option<f64>,
@@ -134,6 +165,11 @@ pub struct TrainOptions {
     /// Rows that a rank takes through its experts at once: bounds its buffers [default: 4096]
     #[arg(long, value_name = "ROWS", help_heading = "Ranks and memory")]
     pub(super) chunk_rows: Option<u64>,
+    /// on: rows of the next chunk come, and those of the last go back, while one is computed with; takes memory for rows on their way
+    /// a second time, and spare cores or a network to be of use. Losses are the same to the bit [default: off]
+    #[arg(long, value_name = "on-or-off", help_heading = "Ranks and memory")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) overlap: Option<Switch>,
     /// Memory of a rank for experts, optimizer shard and token buffers of all MoE layers, in MiB; fewer pairs run backward where
     /// it binds [default: no limit]
     #[arg(long, value_name = "MIB", help_heading = "Ranks and memory")]
@@ -237,14 +273,20 @@ impl TrainOptions {
             overwrite: self.overwrite || other.overwrite,
             record_trace: self.record_trace.or(other.record_trace),
             record_pairs_every: self.record_pairs_every.or(other.record_pairs_every),
+            oracle_every: self.oracle_every.or(other.oracle_every),
+            oracle_draws: self.oracle_draws.or(other.oracle_draws),
             policy: self.policy.or(other.policy),
             retention: self.retention.or(other.retention),
             score: self.score.or(other.score),
             select: self.select.or(other.select),
             quota_policy: self.quota_policy.or(other.quota_policy),
+            recalibration: self.recalibration.or(other.recalibration),
+            rescale: self.rescale.or(other.rescale),
+            scope: self.scope.or(other.scope),
             dx_weight: self.dx_weight.or(other.dx_weight),
             router_gradient: self.router_gradient.or(other.router_gradient),
             stash: self.stash.or(other.stash),
+            compensation: self.compensation.or(other.compensation),
             capacity_factor: self.capacity_factor.or(other.capacity_factor),
             compare: self.compare.or(other.compare),
             target_loss: self.target_loss.or(other.target_loss),
@@ -255,6 +297,7 @@ impl TrainOptions {
             threads: self.threads.or(other.threads),
             slots: self.slots.or(other.slots),
             chunk_rows: self.chunk_rows.or(other.chunk_rows),
+            overlap: self.overlap.or(other.overlap),
             budget_mib: self.budget_mib.or(other.budget_mib),
             cluster: self.cluster.or(other.cluster),
             deadline_seconds: self.deadline_seconds.or(other.deadline_seconds),

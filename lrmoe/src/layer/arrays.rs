@@ -2,7 +2,6 @@
 
 use lrmoe_comm::Collective;
 use lrmoe_kernels::{Element, Memory};
-use lrmoe_plan::Stash as StashMode;
 use ndarray::{Array2, ArrayView2};
 
 use super::element::LayerElement;
@@ -55,8 +54,8 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
                 top_k,
             });
         }
-        // Where rows stay at their instances x is not needed again, and dy comes in its place.
-        let stays = self.config.stash != StashMode::Recompute;
+        // Where x is not needed again dy comes in its place.
+        let stays = !self.needs_x();
         let kept = match stays {
             true => &mut self.rows.dy,
             false => &mut self.rows.x,
@@ -81,7 +80,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
 
     /// `(dx [tokens, width], dgate_weights [tokens, top_k])` of the last training forward pass, from dL/dy; leaves the instances'
     /// weight gradients for `reduce_gradients`. A pair that is not retained adds nothing to them, a retained one adds its term times its
-    /// selection weight; `Selecting::dx_weight` and `Selecting::router_gradient` make exceptions for dx and dgate_weights.
+    /// selection weight; `Selecting::dx_weight`, `Selecting::router_gradient` and `Selecting::scope` make exceptions for dx and dgate_weights.
     ///
     /// # Errors
     /// `Error::NoForward` without a training forward pass before it, a wrong shape, a NaN score, more rows than memory allows, a failed exchange,

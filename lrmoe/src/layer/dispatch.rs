@@ -1,6 +1,7 @@
 //! One routing table's traffic, chunk by chunk.
 
-use lrmoe_comm::{Collective, Element};
+use std::ops::Range;
+
 use lrmoe_compact::Grouping;
 use lrmoe_route::RoutingTable;
 use ndarray::Array2;
@@ -16,7 +17,7 @@ pub(super) struct Lists {
     order: Vec<u32>,
     /// Local ids of the pairs of all chunks so far, in the order in which they go out.
     pub(super) gone: Vec<u32>,
-    /// Tokens of the pairs of the current chunk.
+    /// Tokens of the pairs of the latest chunk.
     tokens: Vec<u32>,
 }
 
@@ -41,15 +42,11 @@ pub(super) struct Dispatch<'a> {
     rounds: usize,
 }
 
-/// One chunk: which pairs go out, how many rows per peer each way, and how received rows group by instance.
+/// One chunk: how many rows per peer each way, and how received rows group by instance.
 #[derive(Debug)]
-pub(super) struct Chunk<'a> {
-    /// Rows that went out before.
-    pub(super) first: usize,
-    /// Local ids of the pairs whose rows go out.
-    pub(super) pairs: &'a [u32],
-    /// Their tokens.
-    pub(super) tokens: &'a [u32],
+pub(super) struct Chunk {
+    /// Which rows they are, in the order in which all rows go out.
+    pub(super) rows: Range<usize>,
     pub(super) grouping: Grouping,
     pub(super) sent: Vec<usize>,
     pub(super) received: Vec<usize>,
@@ -105,7 +102,7 @@ impl<'a> Dispatch<'a> {
     }
 
     /// The next chunk, or `None` when all rows of all ranks have travelled.
-    pub(super) fn next_chunk(&mut self) -> Result<Option<Chunk<'_>>, Error> {
+    pub(super) fn next_chunk(&mut self) -> Result<Option<Chunk>, Error> {
         if self.round == self.rounds {
             return Ok(None);
         }
@@ -135,59 +132,26 @@ impl<'a> Dispatch<'a> {
             .collect();
         self.round += 1;
         let Lists { gone, tokens, .. } = &mut *self.lists;
-        let (pairs, top_k) = (&gone[first..], self.top_k as u32);
+        let top_k = self.top_k as u32;
         tokens.clear();
-        tokens.extend(pairs.iter().map(|pair| pair / top_k));
+        tokens.extend(gone[first..].iter().map(|pair| pair / top_k));
         Ok(Some(Chunk {
-            first,
-            pairs,
-            tokens,
+            rows: first..gone.len(),
             sent,
             received,
             grouping: Grouping::new(incoming.view(), 1)?,
         }))
     }
-}
 
-impl Chunk<'_> {
-    /// Sends rows of `width` values to their instances' ranks.
-    pub(super) fn dispatch<C: Collective, T: Element + Default>(
-        &self,
-        comm: &mut C,
-        rows: &[T],
-        width: usize,
-        received: &mut Vec<T>,
-    ) -> Result<(), Error> {
-        received.resize(width * self.received_rows(), T::default());
-        exchange(comm, (&self.sent, rows), (&self.received, received), width)
+    /// Local ids of the pairs whose rows go out in a chunk that was begun.
+    pub(super) fn pairs(&self, chunk: &Chunk) -> &[u32] {
+        &self.lists.gone[chunk.rows.clone()]
     }
 
-    /// Sends rows of `width` values back to where they came from.
-    pub(super) fn give_back<C: Collective, T: Element + Default>(
-        &self,
-        comm: &mut C,
-        rows: &[T],
-        width: usize,
-        received: &mut Vec<T>,
-    ) -> Result<(), Error> {
-        received.resize(width * self.pairs.len(), T::default());
-        exchange(comm, (&self.received, rows), (&self.sent, received), width)
+    /// Tokens of the pairs of the latest chunk.
+    pub(super) fn tokens(&self) -> &[u32] {
+        &self.lists.tokens
     }
-
-    pub(super) fn received_rows(&self) -> usize {
-        self.received.iter().sum()
-    }
-}
-
-/// All-to-all of rows of `width` values, counted in rows by peer.
-pub(super) fn exchange<C: Collective, T: Element>(
-    comm: &mut C,
-    (sent, rows): (&[usize], &[T]),
-    (received, into): (&[usize], &mut [T]),
-    width: usize,
-) -> Result<(), Error> {
-    let elements = |rows: &[usize]| rows.iter().map(|n| n * width).collect::<Vec<usize>>();
-    Ok(comm.all_to_all(rows, &elements(sent), into, &elements(received))?)
 }
 
 /// Rows from rank to rank under a table, `[ranks, ranks]`.

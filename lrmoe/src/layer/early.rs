@@ -7,18 +7,21 @@
 //! which takes scores that are 2^60 apart, the pass is done once more with the choice known.
 
 use lrmoe_comm::{Collective, Reduction};
+use lrmoe_kernels::Memory;
 use lrmoe_metric::Pairs;
 use lrmoe_plan::{Quotas, Stash as StashMode};
 use lrmoe_route::RoutingTable;
 
 use super::element::LayerElement;
-use super::forward::Inputs;
 use super::instances::{InstanceRows, Keeping};
 use super::stash::PairStash;
 use super::stats::{Clock, Stage};
 use super::{Backend, MoeLayer};
 use crate::error::Error;
-use crate::policy::Policy;
+use crate::policy::{Policy, Scope};
+
+/// x `[tokens, width]` and the pairs of its tokens.
+pub(super) type Given<'a, B, T> = (&'a <B as Memory>::Buffer<T>, &'a Pairs<'a>);
 
 /// What is left of a forward pass: of pairs, and at instances.
 pub(super) type Left<'a, B, T> = (&'a mut PairStash<B, T>, &'a mut InstanceRows<B, T>);
@@ -31,7 +34,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         comm: &mut C,
         mut clock: Clock,
         (step, quotas): (Option<u32>, Option<&Quotas>),
-        (table, inputs): (&RoutingTable, &Inputs<'_, B, T>),
+        (table, inputs): (&RoutingTable, Given<'_, B, T>),
         (kept, instances): Left<'_, B, T>,
         y: &mut B::Buffer<T>,
     ) -> Result<u64, Error> {
@@ -55,7 +58,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
                 comm,
                 &mut clock,
                 (quotas, step),
-                inputs.pairs,
+                inputs.1,
                 (kept, instances),
             )?;
             self.forward_chunks(comm, clock, known, (table, inputs), (kept, instances), y)?;
@@ -68,7 +71,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             comm,
             &mut clock,
             (quotas, step),
-            inputs.pairs,
+            inputs.1,
             (kept, instances),
         )?;
         let mut missing = [u32::from(!instances.settle())];
@@ -87,11 +90,12 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     fn keeping(&self, step: Option<u32>) -> Keeping {
         match (self.config.stash, &self.config.policy) {
             _ if step.is_none() => Keeping::Nothing,
-            (StashMode::ForwardSelect, Policy::Lrmoe(selecting)) => {
-                if selecting.score.needs_h() {
-                    Keeping::Largest
-                } else {
-                    Keeping::Chosen
+            (StashMode::ForwardSelect, Policy::Lrmoe(selecting))
+                if selecting.scope == Scope::Pair =>
+            {
+                match selecting.score.row() {
+                    Some(_) => Keeping::Largest,
+                    None => Keeping::Chosen,
                 }
             }
             (StashMode::Full | StashMode::ForwardSelect, _) => Keeping::All,
@@ -108,7 +112,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         pairs: &Pairs<'_>,
         (kept, instances): Left<'_, B, T>,
     ) -> Result<(), Error> {
-        self.choose(comm, clock, known, pairs, (None, kept.h_norms()))?;
+        self.choose(comm, clock, known, pairs, [None; 2], kept.norms())?;
         let chosen = (pairs.expert_ids(), &*self.selector.selection.pairs);
         instances.locate(comm, self.rank, chosen, self.config.capacities.as_deref())?;
         clock.lap(&mut self.stats.seconds, Stage::Route);

@@ -216,6 +216,12 @@ impl<B: Backend<T>, T: LayerElement> Experts<B, T> {
         &self.shard_gradient
     }
 
+    /// The owned part of the reduced gradient, of which zeros stay behind.
+    pub(super) fn take_shard_gradient(&mut self) -> Vec<f32> {
+        let zeros = vec![0.0; self.shard_gradient.len()];
+        std::mem::replace(&mut self.shard_gradient, zeros)
+    }
+
     pub(super) fn update(&mut self, adamw: &AdamW, step: u32, learning_rate: f32, scale: f32) {
         adamw.update(
             &mut self.master,

@@ -1,30 +1,25 @@
 //! Forward pass: loads, quotas, and every pair through its expert, chunk by chunk.
 
+mod chunk;
+
 use lrmoe_comm::Collective;
-use lrmoe_metric::{EarlyKey, Pairs, SquaredNorm};
+use lrmoe_metric::{EarlyKey, Pairs, Row, SquaredNorm};
 use lrmoe_plan::{Loads, QuotaRequest, Quotas, Stash as StashMode, quotas};
 use lrmoe_route::{RoutingTable, route};
 use ndarray::{Array2, ArrayView2, Axis, s};
 
-use super::buffers::{Buffers, ungroup};
-use super::dispatch::{Chunk, Dispatch, rows_between_ranks, rows_leaving};
-use super::early::Left;
+use super::dispatch::{Dispatch, rows_between_ranks, rows_leaving};
+use super::early::{Given, Left};
 use super::element::LayerElement;
-use super::experts::Experts;
 use super::instances::Keeping;
-use super::pass::{Pass, on_host};
+use super::line::{Line, Step};
+use super::pass::Pass;
 use super::stash::{Stash, keep};
 use super::stats::{Clock, LayerStats, Stage};
 use super::{Backend, MoeLayer, unmasked};
 use crate::error::Error;
 use crate::policy::{Policy, mask_beyond};
-
-/// The rows and pairs of a pass.
-pub(super) struct Inputs<'a, B: Backend<T>, T: LayerElement> {
-    /// `[tokens, width]`
-    pub(super) x: &'a B::Buffer<T>,
-    pub(super) pairs: &'a Pairs<'a>,
-}
+use chunk::Inputs;
 
 impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// [`forward`](Self::forward) in the backend's memory: `x` and `y` are `[tokens, width]`. The caller keeps `x` for
@@ -87,9 +82,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         } = &mut stash;
         let expert_ids = step.map_or(expert_ids, |_| kept_ids.view());
         let pairs = Pairs::new(expert_ids, gate_weights, self.config.experts, first_pair)?;
-        let (inputs, known) = (Inputs { x, pairs: &pairs }, (step, quotas.as_ref()));
+        let (inputs, known) = ((x, &pairs), (step, quotas.as_ref()));
         let left = (kept, instances);
-        let passes = self.forward_all(comm, clock, known, (&table, &inputs), left, y)?;
+        let passes = self.forward_all(comm, clock, known, (&table, inputs), left, y)?;
         if step.is_some() {
             self.stats.loads = routed.per_expert().to_vec();
             self.stats.dropped = routed.total() - loads.total();
@@ -109,11 +104,11 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         comm: &mut C,
         mut clock: Clock,
         (step, quotas): (Option<u32>, Option<&Quotas>),
-        (table, inputs): (&RoutingTable, &Inputs<'_, B, T>),
+        (table, (x, pairs)): (&RoutingTable, Given<'_, B, T>),
         (kept, instances): Left<'_, B, T>,
         y: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
-        let (pairs, shape) = (inputs.pairs, self.config.shape);
+        let shape = self.config.shape;
         unmasked(pairs, &mut self.lists.chosen);
         let mut lists = std::mem::take(&mut self.lists);
         let mut dispatch = Dispatch::new(
@@ -132,11 +127,16 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             instances.bring_keys(comm, self.rank, order, (selecting.method, draw))?;
             clock.lap(&mut self.stats.seconds, Stage::Exchange);
         }
-        let at_once = dispatch.rounds() == 1;
         let mut pass = Pass::new(&self.backend, comm, clock, &mut self.stats.seconds);
-        if !at_once {
+        let inputs = Inputs {
+            x,
+            pairs,
+            experts: &self.experts,
+            at_once: dispatch.rounds() == 1,
+        };
+        if !inputs.at_once {
             let sums = T::sums::<B>(y, &mut self.buffers.sums);
-            self.backend.zero(sums, B::len(inputs.x))?;
+            self.backend.zero(sums, B::len(x))?;
         }
         let policy = step.map(|_| &self.config.policy);
         let sizes = (pairs.len(), dispatch.rows(), shape.width);
@@ -144,16 +144,24 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         kept.start(&self.backend, buffers, policy, sizes)?;
         let quotas = quotas.map_or(&[][..], Quotas::as_slice);
         instances.make_room(&self.backend, &shape, (self.rank, quotas))?;
-        instances.lend(at_once, &mut buffers.x, &mut buffers.pre_activations);
+        instances.lend(inputs.at_once, &mut buffers.x, &mut buffers.pre_activations);
+        let sums = self
+            .moments
+            .start_forward::<B, T>(&mut buffers.scratch, policy)?;
         pass.lap(Stage::Compact);
-        while let Some(chunk) = dispatch.next_chunk()? {
+        let mut line = Line::new(self.config.overlap && !pass.is_alone());
+        while let Some(step) = line.advance(&mut dispatch)? {
             pass.lap(Stage::Route);
+            let computes = matches!(step, Step::Compute { .. });
             let left = (&mut *kept, &mut *instances);
-            buffers.forward_chunk(&mut pass, (&chunk, at_once), &self.experts, inputs, left, y)?;
+            buffers.forward_step(&mut pass, (&dispatch, step), &inputs, left, y)?;
+            if computes {
+                sums.take(B::hidden_sums(&buffers.scratch));
+            }
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
-        instances.lend(at_once, &mut buffers.x, &mut buffers.pre_activations);
-        if !at_once {
+        instances.lend(inputs.at_once, &mut buffers.x, &mut buffers.pre_activations);
+        if !inputs.at_once {
             T::round(&self.backend, &buffers.sums, y)?;
         }
         kept.finish(&self.backend, buffers, &lists.gone, pairs)?;
@@ -230,7 +238,8 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let (out, back) = rows_leaving(&rows, self.rank);
         let row = (self.config.shape.width * size_of::<T>()) as u64;
         let if_so = |so: bool, bytes: usize| if so { bytes as u64 } else { 0 };
-        let norm = if_so(stash.pairs.keeps_norms(), size_of::<SquaredNorm>());
+        let with_norms = stash.pairs.norms_of() == Some(Row::Hidden);
+        let norm = if_so(with_norms, size_of::<SquaredNorm>());
         let by_key = stash.instances.keeping() == Keeping::Largest || passes > 1;
         let keys = out * if_so(by_key, size_of::<EarlyKey>());
         self.stats.forward_bytes = keys + passes * (out * row + back * (row + norm));
@@ -251,16 +260,25 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             return Ok(Quotas::all(loads));
         };
         let unbounded = vec![u64::MAX; self.config.topology.ranks()];
+        // Where all pairs run backward, it does not matter to memory which of them are selected.
+        let bounded = !self.config.policy.runs_all_backward();
+        let capacities = self.config.capacities.as_deref().filter(|_| bounded);
+        let mut profile = (!self.profile.is_empty()).then_some(&self.profile);
+        let recalibrated;
+        if let (Some(seen), true) = (profile, selecting.recalibration > 0.0) {
+            recalibrated = seen.recalibrated(loads.per_expert(), selecting.recalibration)?;
+            profile = Some(&recalibrated);
+        }
         let quotas = quotas(&QuotaRequest {
             loads,
             placement: self.experts.placement(),
-            capacities: self.config.capacities.as_deref().unwrap_or(&unbounded),
+            capacities: capacities.unwrap_or(&unbounded),
             retention: selecting.retention,
             policy: selecting.quotas,
-            profile: (!self.profile.is_empty()).then_some(&self.profile),
+            profile,
             floor: selecting.floor,
         })?;
-        match &self.config.capacities {
+        match capacities {
             Some(capacities) if self.config.stash != StashMode::Recompute => {
                 let rows = table
                     .counts()
@@ -270,95 +288,5 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             }
             _ => Ok(quotas),
         }
-    }
-}
-
-impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
-    /// One chunk: rows to their instances, through the experts, and back into `y`, weighted; what is kept per pair beside it.
-    fn forward_chunk<C: Collective>(
-        &mut self,
-        pass: &mut Pass<'_, B, C>,
-        (chunk, at_once): (&Chunk<'_>, bool),
-        experts: &Experts<B, T>,
-        inputs: &Inputs<'_, B, T>,
-        (kept, instances): Left<'_, B, T>,
-        y: &mut B::Buffer<T>,
-    ) -> Result<(), Error> {
-        let (backend, width, pairs) = (pass.backend, experts.shape().width, inputs.pairs);
-        backend.row_index_into(chunk.tokens, pairs.tokens(), &mut self.index)?;
-        let x = (inputs.x, width);
-        self.traffic
-            .dispatch(pass, chunk, x, &self.index, &mut self.x)?;
-        backend.forward(
-            experts.shape(),
-            experts.weights(),
-            chunk.grouping.offsets(),
-            &self.x,
-            &mut self.scratch,
-            &mut self.out,
-            kept.keeps_norms().then_some(&mut self.norms),
-            (instances.keeping() != Keeping::Nothing).then_some(&mut self.pre_activations),
-        )?;
-        pass.lap(Stage::Forward);
-        instances.take(
-            backend,
-            experts.shape(),
-            (chunk.grouping.offsets(), at_once),
-            (&self.x, &self.pre_activations),
-            &self.norms,
-        )?;
-        pass.lap(Stage::Compact);
-        let back = self.traffic.give_back(pass, chunk, (&self.out, width))?;
-        let [gate_weights, ..] = &mut self.host.scalars;
-        gate_weights.clear();
-        let of_pair = |pair: &u32| pairs.gate_weights()[*pair as usize];
-        gate_weights.extend(chunk.pairs.iter().map(of_pair));
-        backend.write(gate_weights, &mut self.gate_weights)?;
-        let slots = [pairs.tokens(), pairs.top_k()];
-        backend.pair_rows_into(chunk.pairs, slots, &mut self.pairs)?;
-        let weights = Some(&self.gate_weights);
-        if at_once {
-            backend.combine(back, width, &self.pairs, weights, y)?;
-        } else {
-            let sums = T::sums::<B>(y, &mut self.sums);
-            backend.scatter_add(back, width, &self.pairs, weights, sums)?;
-        }
-        if kept.keeps_outputs() {
-            kept.take_outputs(chunk.pairs, on_host(backend, back, &mut self.host.rows)?);
-        }
-        pass.lap(Stage::Compact);
-        if kept.keeps_norms() {
-            self.return_norms(pass, chunk)?;
-            backend.copy(&self.norms, &mut self.all_norms, chunk.first)?;
-            pass.lap(Stage::Exchange);
-        }
-        Ok(())
-    }
-
-    /// Brings |h|^2 of grouped rows back to the ranks the pairs came from.
-    fn return_norms<C: Collective>(
-        &mut self,
-        pass: &mut Pass<'_, B, C>,
-        chunk: &Chunk<'_>,
-    ) -> Result<(), Error> {
-        if pass.is_alone() {
-            return Ok(());
-        }
-        let [outgoing, incoming] = &mut self.host.words;
-        let [copy, norms] = &mut self.host.norms;
-        ungroup(pass.backend, chunk, &self.norms, [copy, norms])?;
-        outgoing.clear();
-        outgoing.extend(
-            norms
-                .iter()
-                .flat_map(|norm| [norm.significand.to_bits(), norm.scale]),
-        );
-        chunk.give_back(pass.comm, outgoing, 2, incoming)?;
-        norms.clear();
-        norms.extend(incoming.chunks_exact(2).map(|words| SquaredNorm {
-            significand: f32::from_bits(words[0]),
-            scale: words[1],
-        }));
-        Ok(pass.backend.write(norms, &mut self.norms)?)
     }
 }

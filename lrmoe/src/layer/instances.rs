@@ -52,6 +52,7 @@ pub(super) struct InstanceRows<B: Backend<T>, T: LayerElement> {
     moves: [Vec<u32>; 2],
     indices: [RowIndex<B>; 2],
     norms: Vec<SquaredNorm>,
+    out_norms: B::Buffer<SquaredNorm>,
     /// Of the rank's own pairs, and their factors on their way.
     keys: Vec<EarlyKey>,
     factors: [Vec<f32>; 2],
@@ -75,6 +76,7 @@ impl<B: Backend<T>, T: LayerElement> Default for InstanceRows<B, T> {
             moves: Default::default(),
             indices: Default::default(),
             norms: Vec::new(),
+            out_norms: Default::default(),
             keys: Vec::new(),
             factors: Default::default(),
         }
@@ -186,14 +188,14 @@ impl<B: Backend<T>, T: LayerElement> InstanceRows<B, T> {
         is_one_chunk && self.keeping == Keeping::All
     }
 
-    /// Keeps what is to stay of a chunk's rows, whose instances begin at `offsets`.
+    /// Keeps what is to stay of a chunk's rows, whose instances begin at `offsets`. Keys are of the norms, or of those of `out` if there are none.
     pub(super) fn take(
         &mut self,
         backend: &B,
         shape: &FfnShape,
         (offsets, is_one_chunk): (&[usize], bool),
         (x, pre_activations): (&B::Buffer<T>, &PreActivationBuffers<B, T>),
-        norms: &B::Buffer<SquaredNorm>,
+        (norms, out): (Option<&B::Buffer<SquaredNorm>>, &B::Buffer<T>),
     ) -> Result<(), Error> {
         let count = offsets.last().copied().unwrap_or(0);
         if self.keeping == Keeping::Nothing || self.is_in_place(is_one_chunk) {
@@ -219,6 +221,13 @@ impl<B: Backend<T>, T: LayerElement> InstanceRows<B, T> {
                 slots.extend(first as u32..end as u32);
             }
             Keeping::Largest => {
+                let norms = match norms {
+                    Some(norms) => norms,
+                    None => {
+                        backend.squared_norms(out, [count, shape.width], &mut self.out_norms)?;
+                        &self.out_norms
+                    }
+                };
                 let norms = on_host(backend, norms, &mut self.norms)?;
                 self.largest.take(self.done, offsets, norms, [rows, slots]);
             }
@@ -297,9 +306,10 @@ impl<B: Backend<T>, T: LayerElement> InstanceRows<B, T> {
         self.keeping = Keeping::Chosen;
     }
 
-    /// Begins a backward pass.
-    pub(super) fn rewind(&mut self) {
+    /// At the beginning of a backward pass.
+    pub(super) fn rewound(&mut self) -> &mut Self {
         self.done = 0;
+        self
     }
 
     /// x and pre-activations of the next `count` rows that run backward: where they are, if all of them run in their order, else gathered.

@@ -8,8 +8,12 @@ mod early;
 mod element;
 mod experts;
 mod forward;
+mod full_grad;
 mod instances;
 mod largest;
+mod line;
+mod moments;
+mod oracle;
 mod parameters;
 mod pass;
 mod router;
@@ -17,6 +21,7 @@ mod select;
 mod stash;
 mod state;
 mod stats;
+mod traffic;
 
 use lrmoe_comm::Collective;
 use lrmoe_kernels::{CompactRows, ComputeExperts, Cpu, ExpertBuffers, FfnShape, SelectPairs};
@@ -33,6 +38,8 @@ use dispatch::Lists;
 pub(crate) use dispatch::rows_between_ranks;
 pub use element::LayerElement;
 use experts::Experts;
+use moments::Moments;
+pub use oracle::LayerGradients;
 pub use parameters::ExpertParameters;
 use stash::Stash;
 pub use state::LayerState;
@@ -59,6 +66,8 @@ pub struct LayerConfig {
     /// Most rows a rank takes at once, in both passes. The backward pass does not depend on it to the bit; y does within rounding, and so do
     /// weight gradients with rows in bf16.
     pub chunk_rows: u64,
+    /// Whether chunks travel while another is computed with: a second set of rows on their way, and the same results to the bit.
+    pub overlap: bool,
     /// Most rows a rank can hold in the backward pass, `[ranks]`; `None` where memory sets no bound.
     pub capacities: Option<Vec<u64>>,
     /// What is run backward, where experts live, what is dropped.
@@ -113,6 +122,7 @@ pub struct MoeLayer<B: Backend<T> = Cpu, T: LayerElement = f32> {
     scores: Option<Scores>,
     loads: Option<Loads>,
     buffers: Buffers<B, T>,
+    moments: Moments,
     lists: Lists,
     rows: Rows<B, T>,
     stats: LayerStats,
@@ -162,6 +172,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         if config.chunk_rows == 0 {
             return Err(Error::NoChunk);
         }
+        config.policy.check()?;
         config.policy.check_stash(config.stash)?;
         let placement = first_placement(&config)?;
         Ok(Self {
@@ -177,6 +188,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             scores: None,
             loads: None,
             buffers: Buffers::default(),
+            moments: Moments::default(),
             lists: Lists::default(),
             rows: Rows::default(),
             stats: LayerStats::default(),
@@ -193,8 +205,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// where they are until the next update.
     ///
     /// # Errors
-    /// A SYMI policy whose capacities cannot be had; a score that the stash mode cannot wait for.
+    /// Settings that contradict each other; a SYMI policy whose capacities cannot be had; a score that the stash mode cannot wait for.
     pub fn set_policy(&mut self, policy: Policy) -> Result<(), Error> {
+        policy.check()?;
         policy.check_stash(self.config.stash)?;
         self.config.policy = policy;
         self.symi = symi_capacity(&self.config)?;

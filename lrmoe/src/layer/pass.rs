@@ -34,6 +34,34 @@ impl<'a, B, C: Collective> Pass<'a, B, C> {
         self.clock.lap(self.seconds, stage);
     }
 
+    /// Runs `exchange`, if there is one, on a thread of its own while `compute` runs on this one. What `compute` takes counts for `stage`; what
+    /// the exchange takes longer counts as exchange.
+    pub(super) fn overlap(
+        &mut self,
+        exchange: Option<impl FnOnce(&mut C) -> Result<(), lrmoe_comm::Error> + Send>,
+        compute: impl FnOnce() -> Result<(), Error>,
+        stage: Stage,
+    ) -> Result<(), Error> {
+        let Self {
+            comm,
+            clock,
+            seconds,
+            ..
+        } = self;
+        let compute = || {
+            let computed = compute();
+            clock.lap(seconds, stage);
+            computed
+        };
+        let Some(exchange) = exchange else {
+            return compute();
+        };
+        let (exchanged, computed) = comm.overlap(exchange, compute);
+        clock.lap(seconds, Stage::Exchange);
+        exchanged?;
+        computed
+    }
+
     /// Whether there is no other rank to exchange rows with.
     pub(super) fn is_alone(&self) -> bool {
         self.comm.ranks() == 1

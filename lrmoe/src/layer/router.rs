@@ -29,16 +29,22 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         }
     }
 
-    /// dp of the retained pairs times their selection weights, 0 of the others.
+    /// dp of the pairs that ran backward times their selection weights, or as it is if all did; 0 of the others.
     fn retained_gradient(&mut self, mut dp: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
         let buffers = &mut self.buffers;
         let [values, ..] = &mut buffers.host.scalars;
         let values = on_host(&self.backend, &buffers.all_dp, values)?;
         let top_k = dp.ncols();
+        let exact = self.config.policy.runs_all_backward();
         dp.fill(0.0);
         for (pair, value) in self.lists.gone.iter().zip(values) {
             let pair = *pair as usize;
-            dp[[pair / top_k, pair % top_k]] = buffers.host.weights[pair] * value;
+            let weight = if exact {
+                1.0
+            } else {
+                buffers.host.weights[pair]
+            };
+            dp[[pair / top_k, pair % top_k]] = weight * value;
         }
         Ok(())
     }

@@ -1,8 +1,7 @@
 //! Which pairs run backward.
 
 use lrmoe_comm::Collective;
-use lrmoe_kernels::Memory;
-use lrmoe_metric::{Draw, Pairs, Selection, SquaredNorm};
+use lrmoe_metric::{Draw, Pairs, Row, Selection, SquaredNorm, rescale};
 use lrmoe_plan::Quotas;
 
 use super::buffers::Buffers;
@@ -13,11 +12,14 @@ use crate::error::Error;
 use crate::exchange::Over;
 use crate::policy::{Policy, Selecting};
 
-/// dy of each token and |h|^2 of each pair, as far as they are known.
-pub(super) type Known<'a, B, T> = (
-    Option<&'a <B as Memory>::Buffer<T>>,
-    Option<&'a <B as Memory>::Buffer<SquaredNorm>>,
-);
+/// Rows that a score may take the norms of.
+struct Rows<'a, B: Backend<T>, T: LayerElement> {
+    /// `[tokens, width]`, as dy; none where they are not known.
+    x: Option<&'a B::Buffer<T>>,
+    dy: Option<&'a B::Buffer<T>>,
+    /// The norms themselves, of what there is per pair.
+    of_pairs: &'a B::Buffer<SquaredNorm>,
+}
 
 impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// Makes the selection of `selector` the pairs of this rank that run backward, by the policy.
@@ -27,20 +29,16 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         clock: &mut Clock,
         (quotas, step): (Option<&Quotas>, u32),
         pairs: &Pairs<'_>,
-        (dy, h): Known<'_, B, T>,
+        [x, dy]: [Option<&B::Buffer<T>>; 2],
+        of_pairs: &B::Buffer<SquaredNorm>,
     ) -> Result<(), Error> {
         match self.config.policy {
             Policy::Lrmoe(selecting) => {
                 let quotas = quotas.ok_or(Error::NoForward)?;
                 let draw = self.draw(step);
-                self.select(
-                    comm,
-                    clock,
-                    selecting,
-                    (pairs, (dy, h)),
-                    quotas.as_slice(),
-                    draw,
-                )
+                let rows = Rows { x, dy, of_pairs };
+                let quotas = quotas.as_slice();
+                self.select(comm, clock, selecting, (pairs, rows), quotas, draw)
             }
             _ => {
                 let Selection {
@@ -69,27 +67,36 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         comm: &mut C,
         clock: &mut Clock,
         selecting: Selecting,
-        (pairs, (dy, h)): (&Pairs<'_>, Known<'_, B, T>),
+        (pairs, rows): (&Pairs<'_>, Rows<'_, B, T>),
         quotas: &[u32],
         draw: Draw,
     ) -> Result<(), Error> {
         let backend = &self.backend;
         let of_backend = backend.pairs(pairs)?;
-        let dy = dy.filter(|_| selecting.score.needs_dy());
+        let score = selecting.score;
         let Buffers {
-            dy_norms: norms,
+            dy_norms,
+            x_norms,
             scores,
             ..
         } = &mut self.buffers;
+        let shape = [pairs.tokens(), self.config.shape.width];
+        let dy = rows.dy.filter(|_| score.has_dy());
         if let Some(dy) = dy {
-            let shape = [pairs.tokens(), self.config.shape.width];
-            backend.squared_norms(dy, shape, norms)?;
+            backend.squared_norms(dy, shape, dy_norms)?;
         }
-        let dy = dy.map(|_| &*norms);
+        let of_rows = match score.row() {
+            Some(Row::Input) => {
+                let x = rows.x.ok_or(Error::NoForward)?;
+                backend.squared_norms(x, shape, x_norms)?;
+                Some(&*x_norms)
+            }
+            row => row.map(|_| rows.of_pairs),
+        };
         backend.score_into(
-            selecting.score,
+            score,
             &of_backend,
-            [dy, h],
+            [dy.map(|_| &*dy_norms), of_rows],
             &mut Over(comm),
             scores,
         )?;
@@ -98,7 +105,6 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let decay = self.config.profile_decay;
         self.profile
             .observe(pairs, &on_host, decay, &mut Over(comm))?;
-        self.scores = self.keeps_scores.then(|| on_host.into_owned());
         clock.lap(&mut self.stats.seconds, Stage::Score);
         backend.select_to_host(
             selecting.method,
@@ -109,6 +115,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             &mut Over(comm),
             &mut self.selector,
         )?;
+        let kept = &mut self.selector.selection;
+        rescale(selecting.rescale, pairs, &on_host, kept, &mut Over(comm))?;
+        self.scores = self.keeps_scores.then(|| on_host.into_owned());
         clock.lap(&mut self.stats.seconds, Stage::Select);
         Ok(())
     }

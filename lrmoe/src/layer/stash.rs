@@ -1,7 +1,7 @@
-//! What the forward pass leaves for the backward pass: the pairs, |h|^2 once per pair, and rows at their instances. In stash mode `recompute` none
-//! of these stay, but x with the caller.
+//! What the forward pass leaves for the backward pass: the pairs, a squared norm once per pair, and rows at their instances. In stash mode `recompute`
+//! none of these stay, but x with the caller.
 
-use lrmoe_metric::{Pairs, SquaredNorm};
+use lrmoe_metric::{Pairs, Row, SquaredNorm};
 use lrmoe_plan::Quotas;
 use ndarray::{Array2, ArrayView2};
 
@@ -42,7 +42,7 @@ impl<B: Backend<T>, T: LayerElement> Default for Stash<B, T> {
 impl<B: Backend<T>, T: LayerElement> Stash<B, T> {
     pub(super) fn bytes(&self) -> usize {
         self.expert_ids.len() * (size_of::<i32>() + size_of::<f32>())
-            + bytes::<B, SquaredNorm>(&self.pairs.h_norms)
+            + bytes::<B, SquaredNorm>(&self.pairs.norms)
             + self.pairs.rows.capacity() * size_of::<u32>()
             + self.pairs.outputs.len() * size_of::<T>()
             + self.instances.bytes()
@@ -52,10 +52,10 @@ impl<B: Backend<T>, T: LayerElement> Stash<B, T> {
 /// What of it is kept of each pair, where the policy wants it.
 #[derive(Debug)]
 pub(super) struct PairStash<B: Backend<T>, T: LayerElement> {
-    keeps_norms: bool,
+    norms_of: Option<Row>,
     keeps_outputs: bool,
     /// `[pairs]`; those of masked pairs mean nothing.
-    h_norms: B::Buffer<SquaredNorm>,
+    norms: B::Buffer<SquaredNorm>,
     /// The experts' outputs, without the gate weight, `[pairs, width]`.
     outputs: Array2<T>,
     /// Where in the order in which they went out the pairs stand, `[pairs]`.
@@ -65,9 +65,9 @@ pub(super) struct PairStash<B: Backend<T>, T: LayerElement> {
 impl<B: Backend<T>, T: LayerElement> Default for PairStash<B, T> {
     fn default() -> Self {
         Self {
-            keeps_norms: false,
+            norms_of: None,
             keeps_outputs: false,
-            h_norms: Default::default(),
+            norms: Default::default(),
             outputs: Array2::default((0, 0)),
             rows: Vec::new(),
         }
@@ -83,9 +83,9 @@ impl<B: Backend<T>, T: LayerElement> PairStash<B, T> {
         policy: Option<&Policy>,
         (pairs, rows, width): (usize, usize, usize),
     ) -> Result<(), Error> {
-        self.keeps_norms = policy.is_some_and(Policy::needs_h);
+        self.norms_of = policy.and_then(Policy::forward_norms);
         self.keeps_outputs = policy.is_some_and(Policy::needs_outputs);
-        if self.keeps_norms {
+        if self.norms_of.is_some() {
             // A row that masked pairs can name, in any case.
             backend.resize(&mut buffers.all_norms, rows.max(1))?;
         }
@@ -95,8 +95,9 @@ impl<B: Backend<T>, T: LayerElement> PairStash<B, T> {
         Ok(())
     }
 
-    pub(super) fn keeps_norms(&self) -> bool {
-        self.keeps_norms
+    /// The rows of each pair whose norms are kept.
+    pub(super) fn norms_of(&self) -> Option<Row> {
+        self.norms_of
     }
 
     pub(super) fn keeps_outputs(&self) -> bool {
@@ -120,7 +121,7 @@ impl<B: Backend<T>, T: LayerElement> PairStash<B, T> {
         gone: &[u32],
         pairs: &Pairs<'_>,
     ) -> Result<(), Error> {
-        if !self.keeps_norms {
+        if self.norms_of.is_none() {
             return Ok(());
         }
         self.rows.clear();
@@ -132,12 +133,18 @@ impl<B: Backend<T>, T: LayerElement> PairStash<B, T> {
             all_norms, index, ..
         } = buffers;
         backend.row_index_into(&self.rows, B::len(all_norms), index)?;
-        backend.gather(all_norms, 1, index, &mut self.h_norms)?;
+        backend.gather(all_norms, 1, index, &mut self.norms)?;
         Ok(())
     }
 
-    pub(super) fn h_norms(&self) -> Option<&B::Buffer<SquaredNorm>> {
-        self.keeps_norms.then_some(&self.h_norms)
+    /// Those of `norms_of`, `[pairs]`.
+    pub(super) fn norms(&self) -> &B::Buffer<SquaredNorm> {
+        &self.norms
+    }
+
+    /// Those norms, for whoever finds them in the backward pass.
+    pub(super) fn norms_mut(&mut self) -> &mut B::Buffer<SquaredNorm> {
+        &mut self.norms
     }
 
     pub(super) fn outputs(&self) -> Option<&Array2<T>> {

@@ -16,7 +16,8 @@ pub enum Stage {
     Route,
     /// Gather, regroup, scatter-add.
     Compact,
-    /// All-to-all of rows and all-gather of counts, waiting for the slowest rank included.
+    /// All-to-all of rows and all-gather of counts, waiting for the slowest rank included. Of exchanges that overlap with computing, what they
+    /// take longer than it.
     Exchange,
     /// Expert FFN forward.
     Forward,
@@ -93,11 +94,11 @@ impl Clock {
 pub struct LayerStats {
     /// Pairs per expert over all ranks, before anything is dropped, `[experts]`.
     pub loads: Vec<u32>,
-    /// Pairs per expert that were to run backward, `[experts]`.
+    /// Pairs per expert that were to be selected, `[experts]`.
     pub quotas: Vec<u32>,
     /// Pairs over all ranks dropped in forward and backward.
     pub dropped: u32,
-    /// Checksum of this rank's pairs that ran backward: added up over the ranks (modulo 2^64) it is the same for any number of ranks and on any
+    /// Checksum of this rank's pairs that were selected: added up over the ranks (modulo 2^64) it is the same for any number of ranks and on any
     /// backend that selects the same pairs.
     pub selection: u64,
     /// Rows sent from rank to rank in the forward pass, `[ranks, ranks]`.
@@ -106,7 +107,7 @@ pub struct LayerStats {
     pub backward_rows: Array2<u64>,
     /// Bytes this rank sent to others in the forward pass.
     pub forward_bytes: u64,
-    /// Bytes this rank sent to others in the backward pass, gradient reduction not included.
+    /// Bytes this rank sent to others in the backward pass; gradient reduction is not included, nor are the rows that score `full-grad` takes.
     pub backward_bytes: u64,
     /// Bytes of gradients this rank sent to each owner, 0 to itself, `[ranks]`; empty before the reduction.
     pub reduction_bytes: Vec<u64>,

@@ -212,14 +212,6 @@ pub enum ReplayError {
     /// From placement, memory or cost, before the first step.
     #[error(transparent)]
     Plan(#[from] lrmoe_plan::Error),
-    /// A plot could not be drawn.
-    #[error("plot of {plot}: {source}")]
-    Plot {
-        /// What it shows.
-        plot: &'static str,
-        /// Why.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
     /// The user stopped the replay.
     #[error("stopped after {done} of {steps} steps; nothing was written")]
     Interrupted {

@@ -12,7 +12,6 @@
 //!
 //! Steps depend on each other by the placement and by the profile of scores alone. One step is in memory at a time.
 
-mod chart;
 mod contender;
 mod contest;
 mod error;

@@ -1,68 +1,49 @@
-//! A replay as one page that needs nothing else.
-
-use std::fmt::Write;
+//! A replay as a page.
 
 use comfy_table::Table;
 
-use super::ReplayError;
-use super::chart::{Bar, GRID, INK, Line, bars, colour, lines};
 use super::report::{PolicyReport, Report};
+use crate::error::PlotError;
+use crate::page::chart::{Axes, Bar, Line, bars, lines};
+use crate::page::{Page, Section, legend, table_of};
 
-const TEMPLATE: &str = include_str!("page.html");
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// The page: plots, tables, what is counted. No script, nothing from elsewhere; light or dark as the reader has it.
 ///
 /// # Errors
 ///
-/// [`ReplayError::Plot`] if a plot cannot be drawn.
-pub fn page(report: &Report) -> Result<String, ReplayError> {
-    let hex = |colour: plotters::style::RGBColor| {
-        format!("#{:02X}{:02X}{:02X}", colour.0, colour.1, colour.2)
+/// A plot that cannot be drawn.
+pub fn page(report: &Report) -> Result<String, PlotError> {
+    let facts = report.header.facts();
+    let (notes, facts): (Vec<_>, Vec<_>) = facts
+        .iter()
+        .map(|(name, fact)| (*name, fact.as_str()))
+        .partition(|(name, _)| *name == "note");
+    let page = Page {
+        heading: "LRMoE replay",
+        title: &format!("{} on {}", report.header.model, report.header.cluster.name),
+        facts,
+        notes: notes.into_iter().map(|(_, note)| note).collect(),
+        sections: sections(report)?,
+        counted: report
+            .header
+            .assumptions
+            .iter()
+            .map(String::as_str)
+            .collect(),
     };
-    let header = report.header.facts();
-    let facts = header.iter().filter(|(name, _)| *name != "note");
-    let notes = header.iter().filter(|(name, _)| *name == "note");
-    let title = format!("{} on {}", report.header.model, report.header.cluster.name);
-    let mut page = TEMPLATE.to_owned();
-    for (place, with) in [
-        ("{{title}}", escape(&title)),
-        ("{{ink}}", hex(INK)),
-        ("{{grid}}", hex(GRID)),
-        (
-            "{{header}}",
-            facts
-                .map(|(name, fact)| format!("<dt>{name}</dt><dd>{}</dd>\n", escape(fact)))
-                .collect(),
-        ),
-        ("{{notes}}", list(notes.map(|(_, note)| note.as_str()))),
-        (
-            "{{assumptions}}",
-            items(report.header.assumptions.iter().map(String::as_str)),
-        ),
-        ("{{body}}", body(report)?),
-    ] {
-        page = page.replacen(place, &with, 1);
-    }
-    Ok(page)
+    Ok(page.render())
 }
 
-/// A plot or table with what it shows.
-struct Section {
-    title: &'static str,
-    words: &'static str,
-    legend: String,
-    content: String,
-}
-
-fn body(report: &Report) -> Result<String, ReplayError> {
-    let figures = |title, words, table: &Table| Section {
-        title,
-        words,
+fn sections(report: &Report) -> Result<Vec<Section>, PlotError> {
+    let figures = |title: &str, words: &str, table: &Table| Section {
+        title: title.to_owned(),
+        words: words.to_owned(),
         legend: String::new(),
         content: table_of(table),
     };
-    let sections = [
+    Ok(vec![
         memory(report)?,
         load(report)?,
         time(report)?,
@@ -74,19 +55,10 @@ fn body(report: &Report) -> Result<String, ReplayError> {
             "Mean over the steps.",
             &report.work(),
         ),
-    ];
-    let mut body = String::new();
-    for section in sections {
-        let _ = writeln!(
-            body,
-            "<h2>{}</h2>\n<p>{}</p>\n{}<figure class=\"wide\">\n{}</figure>",
-            section.title, section.words, section.legend, section.content
-        );
-    }
-    Ok(body)
+    ])
 }
 
-fn memory(report: &Report) -> Result<Section, ReplayError> {
+fn memory(report: &Report) -> Result<Section, PlotError> {
     let parts = [
         "placement",
         "replicas",
@@ -95,34 +67,35 @@ fn memory(report: &Report) -> Result<Section, ReplayError> {
         "stash",
     ];
     Ok(Section {
-        title: "Memory",
-        words: "Peak over the steps, of the rank that holds most; the optimizer's state is apart.",
+        title: "Memory".to_owned(),
+        words: "Peak over the steps, of the rank that holds most; the optimizer's state is apart."
+            .to_owned(),
         legend: legend(parts.into_iter().enumerate()),
         content: bars("memory", "GiB", &bars_of(report, memory_parts))?,
     })
 }
 
-fn load(report: &Report) -> Result<Section, ReplayError> {
+fn load(report: &Report) -> Result<Section, PlotError> {
     let (names, drawn) = lines_of(report, |point| point.load_max_over_mean);
     Ok(Section {
-        title: "Load",
-        words: "Rows that a rank runs forward and backward, largest over mean of the ranks, mean over layers.",
+        title: "Load".to_owned(),
+        words: "Rows that a rank runs forward and backward, largest over mean of the ranks, mean over layers.".to_owned(),
         legend: names,
-        content: lines("load", "largest / mean", 1.0, &drawn)?,
+        content: lines("load", &axes("largest / mean", 1.0), &drawn)?,
     })
 }
 
-fn time(report: &Report) -> Result<Section, ReplayError> {
+fn time(report: &Report) -> Result<Section, PlotError> {
     let (names, drawn) = lines_of(report, |point| point.modelled_seconds * 1e3);
     Ok(Section {
-        title: "Time",
-        words: "Modelled time of the MoE layers in a step.",
+        title: "Time".to_owned(),
+        words: "Modelled time of the MoE layers in a step.".to_owned(),
         legend: names,
-        content: lines("time", "ms, modelled", 0.0, &drawn)?,
+        content: lines("time", &axes("ms, modelled", 0.0), &drawn)?,
     })
 }
 
-fn traffic(report: &Report) -> Result<Section, ReplayError> {
+fn traffic(report: &Report) -> Result<Section, PlotError> {
     let parts = [
         "forward, inside nodes",
         "forward, between nodes",
@@ -132,21 +105,29 @@ fn traffic(report: &Report) -> Result<Section, ReplayError> {
         "update, between nodes",
     ];
     Ok(Section {
-        title: "Traffic",
-        words: "Bytes between ranks in a step, all ranks together, mean over the steps; update is gradients to the optimizer's shards and weights back.",
+        title: "Traffic".to_owned(),
+        words: "Bytes between ranks in a step, all ranks together, mean over the steps; update is gradients to the optimizer's shards and weights back.".to_owned(),
         legend: legend(parts.into_iter().enumerate()),
         content: bars("traffic", "GB", &bars_of(report, traffic_parts))?,
     })
 }
 
-fn planning(report: &Report) -> Result<Section, ReplayError> {
+fn planning(report: &Report) -> Result<Section, PlotError> {
     let microseconds = |policy: &PolicyReport| vec![policy.measured_planning_seconds * 1e6];
     Ok(Section {
-        title: "Planning",
-        words: "Time to plan quotas and the next placement of a layer, measured on one thread of the machine that replayed.",
+        title: "Planning".to_owned(),
+        words: "Time to plan quotas and the next placement of a layer, measured on one thread of the machine that replayed.".to_owned(),
         legend: String::new(),
         content: bars("planning", "us, measured", &bars_of(report, microseconds))?,
     })
+}
+
+fn axes(y: &str, from: f64) -> Axes<'_> {
+    Axes {
+        x: "step",
+        y,
+        from: Some(from),
+    }
 }
 
 fn bars_of(report: &Report, parts: fn(&PolicyReport) -> Vec<f64>) -> Vec<Bar<'_>> {
@@ -174,6 +155,7 @@ fn lines_of(report: &Report, value: fn(&super::Point) -> f64) -> (String, Vec<Li
                 lines.push(Line {
                     colour: index,
                     points,
+                    ..Line::default()
                 });
             }
         }
@@ -205,52 +187,4 @@ fn traffic_parts(policy: &PolicyReport) -> Vec<f64> {
     ];
     let bytes = links.iter().flat_map(|links| [links.intra, links.inter]);
     bytes.map(|bytes| bytes as f64 / 1e9).collect()
-}
-
-/// Names beside their colours.
-fn legend<'a>(names: impl Iterator<Item = (usize, &'a str)>) -> String {
-    let item = |(index, name)| {
-        let colour = colour(index);
-        let (r, g, b) = (colour.0, colour.1, colour.2);
-        let mark = format!("<span style=\"background: rgb({r}, {g}, {b})\"></span>");
-        format!("<li>{mark}{}</li>\n", escape(name))
-    };
-    let items: String = names.map(item).collect();
-    format!("<ul class=\"legend\">\n{items}</ul>\n")
-}
-
-fn table_of(table: &Table) -> String {
-    let row = |cells: Vec<String>, tag: &str| {
-        let cell = |cell: &String| format!("<{tag}>{}</{tag}>", escape(cell));
-        format!("<tr>{}</tr>\n", cells.iter().map(cell).collect::<String>())
-    };
-    let content = |row: &comfy_table::Row| row.cell_iter().map(|cell| cell.content()).collect();
-    let head = table.header().map(|header| row(content(header), "th"));
-    let rows = table.row_iter().map(|cells| row(content(cells), "td"));
-    format!(
-        "<table>\n{}{}</table>\n",
-        head.unwrap_or_default(),
-        rows.collect::<String>()
-    )
-}
-
-/// A list, or nothing if there is nothing to list.
-fn list<'a>(lines: impl Iterator<Item = &'a str>) -> String {
-    match items(lines) {
-        items if items.is_empty() => items,
-        items => format!("<ul>\n{items}</ul>"),
-    }
-}
-
-fn items<'a>(lines: impl Iterator<Item = &'a str>) -> String {
-    lines
-        .map(|line| format!("<li>{}</li>\n", escape(line)))
-        .collect()
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
 }

@@ -113,6 +113,7 @@ impl<'a> Rules<'a> {
                 Buffering::Whole => u64::MAX,
                 Buffering::ChunkedForward | Buffering::Chunked => self.settings.chunk_rows,
             },
+            overlap: false,
             stash: self.stash(),
             keeps_outputs: false,
             fixed: 0,

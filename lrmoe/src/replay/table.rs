@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use comfy_table::presets::ASCII_MARKDOWN;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::Table;
 
 use super::report::{Header, PolicyReport, Report};
 use super::traffic::LinkBytes;
+use crate::page::table::{percent, table};
 
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -179,21 +179,7 @@ fn work_row(policy: &PolicyReport) -> [String; 11] {
     ]
 }
 
-/// Columns of numbers behind one of names.
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(ASCII_MARKDOWN).set_header(header);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
-}
-
 /// GiB to three figures or to a thousandth.
 fn gib(bytes: u64) -> String {
     format!("{:.3}", bytes as f64 / GIB)
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
 }

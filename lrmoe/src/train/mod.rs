@@ -4,6 +4,7 @@
 mod checkpoint;
 mod compare;
 mod log;
+mod oracle;
 mod process;
 mod rank;
 mod record;
@@ -14,10 +15,12 @@ mod trace;
 mod traffic;
 
 pub use checkpoint::{Checkpoint, CheckpointError};
-pub(crate) use checkpoint::{folder_of, temporary_beside};
+pub(crate) use checkpoint::{folder_of, temporary_beside, write_atomically};
 pub use compare::{Comparison, Outcome, compare};
+pub use oracle::{Agreement, LayerSummary, OracleRecord, OracleSummary};
 pub use process::{settle, train_rank};
 pub use record::{LayerRecord, StepRecord};
 pub use run::Observer;
+pub(crate) use run::{checkpoint_path, lock};
 pub use threads::{train, train_on};
 pub use traffic::{LinkRecord, SentRecord};

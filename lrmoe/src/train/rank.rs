@@ -8,6 +8,7 @@ use lrmoe_comm::{Collective, Counted, Hierarchical, Reduction};
 use ndarray::{Array2, ArrayView2};
 
 use super::checkpoint::Checkpoint;
+use super::oracle::{self, Oracle};
 use super::record::{StepRecord, gather_record};
 use super::trace::{RankPairs, StepTrace};
 use super::traffic::gather_traffic;
@@ -33,6 +34,9 @@ struct Attached<B: Backend, C> {
     /// Whether the step's pairs are recorded, and those of the last forward pass.
     records_pairs: bool,
     pairs: Option<(Array2<i32>, Array2<f32>)>,
+    /// Draws that the oracle is to look at in this step, 0 if it is not asked, and what it found.
+    oracle_draws: u32,
+    oracle: Option<Oracle>,
 }
 
 impl<B: Backend, C: Collective> SparseLayer for Attached<B, C> {
@@ -45,7 +49,7 @@ impl<B: Backend, C: Collective> SparseLayer for Attached<B, C> {
     ) -> Result<Array2<f32>, LayerError> {
         let step = training.then_some(self.step);
         if training {
-            let recorded = self.records_pairs;
+            let recorded = self.records_pairs || self.oracle_draws > 0;
             self.pairs = recorded.then(|| (expert_ids.to_owned(), gate_weights.to_owned()));
         }
         Ok(self
@@ -57,7 +61,21 @@ impl<B: Backend, C: Collective> SparseLayer for Attached<B, C> {
         &mut self,
         dy: ArrayView2<'_, f32>,
     ) -> Result<(Array2<f32>, Array2<f32>), LayerError> {
-        Ok(self.layer.backward(&mut *lock(&self.comm), dy)?)
+        let comm = &mut *lock(&self.comm);
+        self.oracle = None;
+        if self.oracle_draws > 0 {
+            // What the oracle sends is no part of the step.
+            let sent = *comm.world().traffic();
+            let ahead = Oracle::ahead(&mut self.layer, comm, dy, self.oracle_draws)?;
+            comm.world_mut().set_traffic(sent);
+            self.oracle = Some(ahead);
+        }
+        let (dx, dp) = self.layer.backward(comm, dy)?;
+        if let (Some(oracle), Some((ids, _))) = (&mut self.oracle, &self.pairs) {
+            let judged = self.layer.scores().zip(self.layer.selection());
+            oracle.take_backward([&dx, &dp], ids, self.layer.config().experts, judged);
+        }
+        Ok((dx, dp))
     }
 
     fn loads(&self) -> &[u32] {
@@ -117,6 +135,8 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
                 step: 0,
                 records_pairs: false,
                 pairs: None,
+                oracle_draws: 0,
+                oracle: None,
             })));
         }
         let dense = DenseParameters::new(&config.model, config.seed)?;
@@ -170,11 +190,13 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
         );
         let every = self.config.record_pairs_every;
         let records_pairs = every > 0 && step.is_multiple_of(every);
+        let oracle_draws = oracle::draws(self.config, step + 1);
         for layer in &self.layers {
             let mut layer = lock(layer);
             layer.step = step;
             layer.records_pairs = records_pairs;
-            layer.layer.keep_scores(records_pairs);
+            layer.oracle_draws = oracle_draws;
+            layer.layer.keep_scores(records_pairs || oracle_draws > 0);
         }
         let shape = (share, self.config.model.context);
         let (inputs, targets) = (bytes_tensor(inputs, shape)?, bytes_tensor(targets, shape)?);
@@ -199,8 +221,22 @@ impl<'a, B: Backend + Clone, C: Collective + 'static> RankTrainer<'a, B, C> {
         record.learning_rate = learning_rate;
         record.gradient_norm = norm;
         record.seconds = started.elapsed().as_secs_f64();
+        self.ask_oracle(&mut record)?;
         record.tokens_per_second = tokens as f64 / record.seconds;
         Ok((record, self.trace(records_pairs)?))
+    }
+
+    /// Records what the oracle found in this step, the time of which it takes off.
+    fn ask_oracle(&self, record: &mut StepRecord) -> Result<(), Error> {
+        for (layer, of_layer) in self.layers.iter().zip(&mut record.layers) {
+            let layer = &mut *lock(layer);
+            if let Some(oracle) = layer.oracle.take() {
+                record.seconds -= oracle.seconds;
+                let (comm, draws) = (&mut *lock(&self.comm), layer.oracle_draws);
+                of_layer.oracle = Some(oracle::gather(comm, oracle, &layer.layer, draws)?);
+            }
+        }
+        Ok(())
     }
 
     /// How the step routed its pairs, on rank 0.

@@ -7,6 +7,7 @@ use lrmoe_plan::{Stash, StepWork, modelled_seconds};
 use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 
+use super::oracle::OracleRecord;
 use super::setup::expert_shape;
 use super::traffic::LinkRecord;
 use crate::config::TrainConfig;
@@ -27,11 +28,11 @@ pub struct StepRecord {
     pub learning_rate: f32,
     /// Norm of the whole gradient before clipping.
     pub gradient_norm: f32,
-    /// Wall time of the step, evaluation not included.
+    /// Wall time of the step, evaluation and oracle not included.
     pub seconds: f64,
     /// Tokens of the global batch per second.
     pub tokens_per_second: f64,
-    /// Retained pairs over routed pairs, all layers together.
+    /// Pairs that ran backward over routed pairs, all layers together.
     pub retention: f64,
     /// Measured wall time in the MoE layers on the slowest rank.
     pub moe_seconds: f64,
@@ -59,11 +60,11 @@ pub struct StepRecord {
 pub struct LayerRecord {
     /// Pairs per expert over all ranks.
     pub load: Vec<u32>,
-    /// Pairs per expert that were to run backward.
+    /// Pairs per expert that were to be selected for its weight gradients.
     pub quota: Vec<u32>,
-    /// Pairs that ran backward.
+    /// Pairs that ran backward: those selected, or with scope wgrad all.
     pub retained: u64,
-    /// Checksum of these pairs in hexadecimal digits: the same for the same pairs, on any number of ranks and on any device.
+    /// Checksum of the selected pairs in hexadecimal digits: the same for the same pairs, on any number of ranks and on any device.
     #[serde(default)]
     pub selection: String,
     /// Pairs dropped in forward and backward.
@@ -76,6 +77,9 @@ pub struct LayerRecord {
     pub forward_bytes: u64,
     /// Bytes sent from rank to rank backward.
     pub backward_bytes: u64,
+    /// How near its gradients are to those of all pairs, where the oracle was asked.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub oracle: Option<OracleRecord>,
 }
 
 /// Puts the layers' figures of all ranks together; every rank gets the same record.
@@ -123,6 +127,7 @@ pub(super) fn gather_record<C: Collective>(
             imbalance_after: imbalance(&stats.backward_rows),
             forward_bytes: sum(|rank| rank.forward),
             backward_bytes: sum(|rank| rank.backward),
+            oracle: None,
         });
     }
     let slowest = |of: &dyn Fn(&RankStats) -> f64| {

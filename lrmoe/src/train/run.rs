@@ -201,7 +201,7 @@ impl<'a> Outputs<'a> {
 }
 
 /// Keeps other runs out of the folder for as long as the file is held; the system lets go of it however the program ends.
-fn lock(out: &Path) -> Result<File, Error> {
+pub(crate) fn lock(out: &Path) -> Result<File, Error> {
     let path = out.join(".lock");
     std::fs::create_dir_all(out).map_err(Error::io(out))?;
     let file = File::create(&path).map_err(Error::io(&path))?;
@@ -227,6 +227,6 @@ fn forget(checkpoint: &Path) -> Result<(), Error> {
 }
 
 /// Where a run keeps its checkpoint.
-pub(super) fn checkpoint_path(out: &Path) -> PathBuf {
+pub(crate) fn checkpoint_path(out: &Path) -> PathBuf {
     out.join("checkpoint.safetensors")
 }

@@ -3,6 +3,7 @@
 mod bench;
 mod doctor;
 mod nodes;
+mod oracle;
 mod record;
 mod refusals;
 mod trace;

@@ -101,6 +101,7 @@ impl Batch {
             topology: Topology::new(ranks, ranks.div_ceil(2)).expect("ranks on two nodes"),
             slots: vec![(experts.div_ceil(ranks) + 1).min(experts) as u32; ranks],
             chunk_rows: 13,
+            overlap: false,
             capacities: None,
             policy,
             stash: Stash::Recompute,

@@ -58,18 +58,24 @@ fn a_text_is_enough() {
 }
 
 /// Every option with a value that is not its default, as on the command line and in TOML.
-const OPTIONS: [(&str, &str, &str); 43] = [
+const OPTIONS: [(&str, &str, &str); 46] = [
     ("text", "b.txt", "['b.txt']"),
     ("out", "there", "'there'"),
     ("record-trace", "t", "'t'"),
     ("record-pairs-every", "3", "3"),
+    ("oracle-every", "5", "5"),
+    ("oracle-draws", "3", "3"),
     ("policy", "symi", "'symi'"),
     ("retention", "0.25", "0.25"),
-    ("score", "forward", "'forward'"),
+    ("score", "full-grad", "'full-grad'"),
     ("select", "top", "'top'"),
     ("quota-policy", "value", "'value'"),
+    ("recalibration", "0.5", "0.5"),
+    ("rescale", "mass", "'mass'"),
+    ("scope", "wgrad", "'wgrad'"),
     ("dx-weight", "1", "'1'"),
     ("router-gradient", "all", "'all'"),
+    ("compensation", "moments", "'moments'"),
     ("capacity-factor", "1.5", "1.5"),
     (
         "compare",
@@ -114,7 +120,9 @@ fn every_option_works_in_both_places() {
     // What an option needs beside it to have an effect.
     let beside = |key: &str| match key {
         "capacity-factor" => Some(("policy", "symi")),
+        "rescale" => Some(("select", "top")),
         "record-pairs-every" => Some(("record-trace", "t")),
+        "oracle-draws" => Some(("oracle-every", "5")),
         _ => None,
     };
     for (key, value, toml) in OPTIONS {
@@ -127,7 +135,11 @@ fn every_option_works_in_both_places() {
         } else {
             "text = ['a.txt']\n"
         };
-        let extra = other.map_or(String::new(), |(key, value)| format!("{key} = '{value}'\n"));
+        let extra = other.map_or(String::new(), |(key, value)| {
+            let number = value.parse::<u32>().is_ok();
+            let quote = if number { "" } else { "'" };
+            format!("{key} = {quote}{value}{quote}\n")
+        });
         let file = resolve_file(&format!("{text}{extra}{key} = {toml}\n"), "").unwrap();
         assert_ne!(plain, line, "--{key} has no effect");
         assert_eq!(line, format!("{file:?}"), "{key} differs in the file");
@@ -161,6 +173,28 @@ fn the_command_line_wins() {
     assert_eq!((selecting.retention, selecting.score), (0.9, Score::Gate));
     assert_eq!(selecting.method, Method::Priority);
     assert_eq!(selecting.quotas, QuotaPolicy::Proportional);
+}
+
+/// Where no quota policy is named, that which suits the selection.
+#[test]
+fn quotas_follow_the_selection() {
+    for (line, expected) in [
+        ("", QuotaPolicy::Proportional),
+        ("--select priority", QuotaPolicy::Proportional),
+        ("--select top", QuotaPolicy::Blend),
+        (
+            "--select top --quota-policy proportional",
+            QuotaPolicy::Proportional,
+        ),
+        ("--quota-policy blend", QuotaPolicy::Blend),
+        ("--quota-policy value", QuotaPolicy::Value),
+        ("--quota-policy neyman", QuotaPolicy::Neyman),
+    ] {
+        let Policy::Lrmoe(selecting) = resolve(line).unwrap().policy else {
+            panic!("{line}");
+        };
+        assert_eq!(selecting.quotas, expected, "{line}");
+    }
 }
 
 #[test]
@@ -219,12 +253,24 @@ fn contradictions_are_refused_with_their_values() {
             "retention -1 is out of range, must be 0 to 1",
         ),
         (
+            "--recalibration 1.5 --policy symi",
+            "recalibration 1.5 is out of range, must be 0 to 1",
+        ),
+        (
+            "--rescale count",
+            "rescale count is for select top: the weights of priority already make up for the pairs left out",
+        ),
+        (
+            "--scope wgrad --dx-weight w",
+            "dx-weight w is for scope pair: with wgrad all pairs run backward and add to the input's gradient with weight 1",
+        ),
+        (
             "--compare symi,lrmoe@0.5,symi",
             "symi is compared with itself",
         ),
         (
             "--stash forward-select",
-            "stash mode forward-select chooses pairs in the forward pass, where score down-grad is not known, as it needs dy; take score forward, gate or random, or stash mode recompute or stash",
+            "stash mode forward-select chooses pairs in the forward pass, where score down-grad is not known, as it needs dy; take score forward, out-norm, gate or random, or stash mode recompute or stash",
         ),
         (
             "--capacity-factor 0",
@@ -296,6 +342,19 @@ fn contradictions_are_refused_with_their_values() {
             "--eval-sequences 0",
             "eval-sequences 0 is out of range, must be 1 to 1048576",
         ),
+        ("--oracle-draws 2", "oracle-draws needs oracle-every"),
+        (
+            "--oracle-every 0 --oracle-draws 2",
+            "oracle-draws needs oracle-every",
+        ),
+        (
+            "--oracle-every 5 --oracle-draws 0",
+            "oracle-draws 0 is out of range, must be 1 to 1000",
+        ),
+        (
+            "--oracle-every 5 --oracle-draws 2 --select top",
+            "oracle-draws 2 repeats the draw of a selection, but nothing is drawn; select priority or score random is",
+        ),
         (
             "--target-loss 0",
             "target-loss 0 is out of range, must be above 0",
@@ -349,8 +408,17 @@ fn words_that_mean_nothing_are_refused() {
         ("--score best", "best"),
         ("--select best", "best"),
         ("--quota-policy best", "best"),
+        ("--rescale best", "best"),
+        (
+            "--scope best",
+            "unknown scope `best`, must be pair or wgrad",
+        ),
         ("--dx-weight 2", "unknown dx weight `2`, must be 1 or w"),
         ("--router-gradient best", "best"),
+        (
+            "--compensation best",
+            "unknown compensation `best`, must be none or moments",
+        ),
         ("--activation best", "best"),
         ("--steps many", "many"),
         ("--seed -1", "-1"),

@@ -31,12 +31,30 @@ fn devices_are_known_and_built_or_refused() {
         ] {
             if built {
                 assert_eq!(resolved.unwrap().device, device);
+                let error = resolve(&format!("--device {name} --score full-grad"));
+                let error = error.unwrap_err().to_string();
+                assert!(error.contains(&format!("cpu alone, not {name}")), "{error}");
             } else {
                 let error = resolved.unwrap_err().to_string();
                 assert!(error.contains(&format!("--features {feature}")), "{error}");
             }
         }
     }
+}
+
+#[test]
+#[cfg(feature = "wgpu")]
+fn compensation_is_refused_where_it_is_not_computed() {
+    let refused = "--device wgpu --compensation moments";
+    for line in [refused, &format!("{refused} --compare symi,lrmoe")] {
+        let error = resolve(line).unwrap_err().to_string();
+        assert!(
+            error.starts_with("compensation moments is computed with device cpu alone, not wgpu"),
+            "{error}"
+        );
+    }
+    let other = "--device wgpu --compensation moments --policy symi";
+    assert!(resolve(other).is_ok(), "it has no effect there");
 }
 
 #[test]

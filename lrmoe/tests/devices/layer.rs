@@ -1,8 +1,8 @@
 //! One layer on a device.
 
 use lrmoe::layer::{Backend, LayerConfig};
-use lrmoe::policy::{DxWeight, Policy, RouterGradient, Selecting};
-use lrmoe_metric::{Method, Score};
+use lrmoe::policy::{DxWeight, Policy, RouterGradient, Scope, Selecting};
+use lrmoe_metric::{Method, Rescale, Row, Score};
 use lrmoe_plan::Stash;
 
 use super::common::{Batch, Stepped, lrmoe, relative_error, split, steps, steps_on};
@@ -38,7 +38,8 @@ fn assert_close(device: &Stepped, cpu: &Stepped, tolerance: f64, what: &str) {
 /// The same pairs, by scores that are the same to the bit and by scores that are the same within rounding; and all that follows.
 pub(super) fn selections<B: Backend + Clone + Sync>(backend: &B) {
     let batch = Batch::random(96, (16, 24), (8, 3), 3);
-    for score in [Score::Random, Score::Gate, Score::Forward, Score::DownGrad] {
+    let on_devices = |score: &Score| *score != Score::FullGrad;
+    for score in Score::ALL.into_iter().filter(on_devices) {
         for method in [Method::Priority, Method::Top] {
             let policy = Policy::Lrmoe(Selecting {
                 retention: 0.4,
@@ -53,7 +54,8 @@ pub(super) fn selections<B: Backend + Clone + Sync>(backend: &B) {
                 let cpu = &steps(&batch, &config, &shares, 1)[0];
                 let device = &steps_on(backend, &batch, &config, &shares, 1)[0];
                 assert_eq!(pairs(device), pairs(cpu), "{what}");
-                if !score.needs_h() && !score.needs_dy() {
+                // Of what every device is given the same.
+                if !matches!(score.row(), Some(Row::Hidden | Row::Output)) {
                     assert_eq!(device.retained, cpu.retained, "{what}");
                 }
                 assert_close(device, cpu, ROUNDING, &what);
@@ -80,6 +82,18 @@ pub(super) fn policies<B: Backend + Clone + Sync>(backend: &B) {
             score: Score::Gate,
             dx_weight: DxWeight::One,
             router_gradient: RouterGradient::All,
+            ..Selecting::default()
+        }),
+        Policy::Lrmoe(Selecting {
+            score: Score::OutNorm,
+            method: Method::Top,
+            rescale: Rescale::Mass,
+            recalibration: 0.5,
+            ..Selecting::default()
+        }),
+        Policy::Lrmoe(Selecting {
+            score: Score::InputGrad,
+            scope: Scope::Wgrad,
             ..Selecting::default()
         }),
     ];
@@ -133,6 +147,23 @@ pub(super) fn edges<B: Backend + Clone + Sync>(backend: &B) {
             let what = format!("case {number}, {}", config.policy.name());
             assert_eq!(pairs(device), pairs(cpu), "{what}");
             assert_close(device, cpu, ROUNDING, &what);
+            if shares.len() == 1 {
+                continue;
+            }
+            let config = LayerConfig {
+                overlap: true,
+                ..config
+            };
+            let overlapping = &steps_on(backend, batch, &config, &shares, 1)[0];
+            assert_eq!(pairs(overlapping), pairs(device), "{what}");
+            for (on, off) in [
+                (&overlapping.y, &device.y),
+                (&overlapping.dx, &device.dx),
+                (&overlapping.dp, &device.dp),
+            ] {
+                assert_eq!(on, off, "{what}");
+            }
+            assert_eq!(overlapping.gradient, device.gradient, "{what}");
         }
     }
 }

@@ -3,8 +3,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod edges;
+mod moments;
+mod oracle;
+mod overlap;
 mod precision;
+mod scores;
 mod stash;
+mod unbiased;
 
 use common::{Batch, Stepped, lrmoe, relative_error, split, step, steps};
 use lrmoe::config::Dtype;
@@ -66,45 +71,6 @@ fn the_router_gradient_of_all_pairs_is_exact() {
 }
 
 #[test]
-fn every_gradient_is_unbiased_with_selection_weights() {
-    let batch = Batch::random(48, (8, 12), (4, 2), 17);
-    let full = step(&batch, &batch.config(1, Policy::Dropless));
-    let draws = 4000;
-    let (mut dx, mut dp) = (full.dx.mapv(|_| 0.0), full.dp.mapv(|_| 0.0));
-    let mut dw = vec![0.0; full.gradient.len()];
-    let config = batch.config(1, lrmoe(0.5));
-    let mut layer = MoeLayer::new(config, 0, |e| batch.parameters(e)).expect("a layer");
-    let (x, ids, p) = (&batch.x, &batch.expert_ids, &batch.gate_weights);
-    for draw in 0..draws {
-        layer
-            .forward(&mut Solo, x.view(), ids.view(), p.view(), Some(draw))
-            .expect("forward");
-        let drawn = layer
-            .backward(&mut Solo, batch.dy.view())
-            .expect("backward");
-        dx += &(drawn.0 / draws as f32);
-        dp += &(drawn.1 / draws as f32);
-        let gradients = layer.instance_gradients();
-        let matrices = gradients
-            .gate
-            .iter()
-            .chain([&gradients.up, &gradients.down]);
-        let gradient = matrices.flat_map(|matrix| matrix.iter());
-        dw.iter_mut()
-            .zip(gradient)
-            .for_each(|(mean, g)| *mean += g / draws as f32);
-    }
-    // The error of a mean of 4,000 draws; without weights half of every gradient would be missing.
-    for (what, error) in [
-        ("dx", relative_error(&dx, &full.dx)),
-        ("dp", relative_error(&dp, &full.dp)),
-        ("dw", relative_error(&dw, &full.gradient)),
-    ] {
-        assert!(error < 0.03, "{what} is off by {error}");
-    }
-}
-
-#[test]
 fn any_number_of_ranks_gives_the_gradients_of_one() {
     let batch = Batch::random(70, (16, 24), (8, 2), 2);
     let one = step(&batch, &batch.config(1, Policy::Dropless));
@@ -125,7 +91,7 @@ fn any_number_of_ranks_gives_the_gradients_of_one() {
 #[test]
 fn selections_do_not_depend_on_the_number_of_ranks() {
     let batch = Batch::random(96, (16, 24), (8, 3), 3);
-    for score in [Score::DownGrad, Score::Forward, Score::Gate, Score::Random] {
+    for score in Score::ALL {
         for method in [Method::Priority, Method::Top] {
             let policy = Policy::Lrmoe(Selecting {
                 retention: 0.4,
@@ -327,17 +293,19 @@ fn measured_buffers_stay_within_the_memory_model() {
     let (tokens, width, hidden, top_k) = (512, 64, 96, 2);
     let batch = Batch::random(tokens, (width, hidden), (8, top_k), 14);
     let cases = [
-        (1, 1.0, Dtype::F32),
-        (1, 0.25, Dtype::F32),
-        (4, 0.5, Dtype::F32),
-        (1, 1.0, Dtype::Bf16),
-        (1, 0.25, Dtype::Bf16),
-        (4, 0.5, Dtype::Bf16),
+        (1, 1.0, Dtype::F32, false),
+        (1, 0.25, Dtype::F32, false),
+        (4, 0.5, Dtype::F32, false),
+        (4, 0.5, Dtype::F32, true),
+        (1, 1.0, Dtype::Bf16, false),
+        (1, 0.25, Dtype::Bf16, false),
+        (4, 0.5, Dtype::Bf16, false),
+        (4, 0.5, Dtype::Bf16, true),
     ];
     let cases = cases
         .into_iter()
         .flat_map(|case| stash::MODES.map(|stash| (case, stash)));
-    for ((ranks, retention, dtype), stash) in cases {
+    for ((ranks, retention, dtype, overlap), stash) in cases {
         let policy = Policy::Lrmoe(Selecting {
             retention,
             score: Score::Forward,
@@ -346,6 +314,7 @@ fn measured_buffers_stay_within_the_memory_model() {
         // Without replicas, so that no instance holds more than is chosen of it.
         let config = LayerConfig {
             chunk_rows: 200,
+            overlap,
             stash,
             slots: vec![(8 / ranks) as u32; ranks],
             ..batch.config(ranks, policy)
@@ -364,6 +333,7 @@ fn measured_buffers_stay_within_the_memory_model() {
             top_k,
             tokens: tokens / ranks,
             chunk_rows: 200,
+            overlap,
             stash,
             keeps_outputs: false,
             fixed: 0,

@@ -240,7 +240,7 @@ fn bf16_at_retention_one_is_dropless_bit_for_bit_on_one_rank() {
 #[test]
 fn bf16_selections_do_not_depend_on_the_number_of_ranks() {
     let batch = Batch::random(96, (16, 24), (8, 3), 3);
-    for score in [Score::DownGrad, Score::Forward, Score::Gate, Score::Random] {
+    for score in Score::ALL {
         for method in [Method::Priority, Method::Top] {
             let policy = Policy::Lrmoe(Selecting {
                 retention: 0.4,
@@ -307,7 +307,7 @@ fn bf16_trains_through_empty_ranks_and_masked_pairs() {
             for (ranks, shares) in [(4, [0..0, 0..1, 1..1, 1..24].to_vec()), (1, split(24, 1))] {
                 let config = batch.config(ranks, policy.clone());
                 let stepped = steps_in::<Cpu, bf16>(&Cpu, &batch, &config, &shares, 3);
-                assert_whole(&stepped, &batch, config.policy.name());
+                assert_whole(&stepped, &batch, &config.policy, config.policy.name());
             }
         }
     }

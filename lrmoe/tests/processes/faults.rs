@@ -39,12 +39,18 @@ pub(crate) fn killed_without_recovery() -> Result<(), Failed> {
 fn repeat(settings: &str, name: &str, survivors: Survivors) -> Result<(), Failed> {
     let folder = Folder::new();
     assert_success(&folder.threads(&format!("{RUN} --out whole")));
+    side_by_side(|repetition| once(&folder, repetition, settings, name, survivors))
+}
+
+/// Runs the repetitions, some at a time.
+pub(crate) fn side_by_side(
+    once: impl Fn(usize) -> Result<(), Failed> + Sync,
+) -> Result<(), Failed> {
     for first in (0..REPETITIONS).step_by(AT_A_TIME) {
         std::thread::scope(|scope| {
             let some = first..REPETITIONS.min(first + AT_A_TIME);
-            let folder = &folder;
-            let once = |n| scope.spawn(move || once(folder, n, settings, name, survivors));
-            let runs: Vec<_> = some.map(once).collect();
+            let once = &once;
+            let runs: Vec<_> = some.map(|n| scope.spawn(move || once(n))).collect();
             for run in runs {
                 run.join().map_err(|_| "a repetition panicked")??;
             }
@@ -73,23 +79,31 @@ fn once(
     let recovers = settings.contains("recovery");
     assert!(recovers || !output.status.success(), "{errors}");
     if let Survivors::Tell = survivors {
-        for rank in (0..RANKS).filter(|rank| *rank != victim) {
-            let start = format!("lrmoe: rank {rank}: ");
-            let told = errors.lines().find(|line| line.starts_with(&start));
-            let names = told.is_some_and(|line| line.contains(&format!(": rank {victim} ")));
-            assert!(names, "rank {rank} should name rank {victim}: {errors}");
-        }
+        assert_told(&errors, victim);
     }
-    // The checkpoint is whole, and the run goes on from it to where it would have come undisturbed.
-    let rest = folder.threads(&format!("{RUN} --out {out} --resume"));
-    assert_success(&rest);
-    assert_eq!(folder.losses(&out), folder.losses("whole"));
-    assert_eq!(folder.tensors(&out), folder.tensors("whole"));
+    assert_resumes(folder, RUN, &out);
     Ok(())
 }
 
+/// Every other rank has said which one it missed, and where.
+pub(crate) fn assert_told(errors: &str, victim: usize) {
+    for rank in (0..RANKS).filter(|rank| *rank != victim) {
+        let start = format!("lrmoe: rank {rank}: ");
+        let told = errors.lines().find(|line| line.starts_with(&start));
+        let names = told.is_some_and(|line| line.contains(&format!(": rank {victim} ")));
+        assert!(names, "rank {rank} should name rank {victim}: {errors}");
+    }
+}
+
+/// The checkpoint is whole, and the run goes on from it to where it would have come undisturbed.
+pub(crate) fn assert_resumes(folder: &Folder, run: &str, out: &str) {
+    assert_success(&folder.threads(&format!("{run} --out {out} --resume")));
+    assert_eq!(folder.losses(out), folder.losses("whole"));
+    assert_eq!(folder.tensors(out), folder.tensors("whole"));
+}
+
 /// Waits for the end of a job, not for ever.
-fn end_of(mut job: Child) -> Result<Output, Failed> {
+pub(crate) fn end_of(mut job: Child) -> Result<Output, Failed> {
     let fault = Instant::now();
     while job.try_wait()?.is_none() {
         if fault.elapsed() > MOST {

@@ -39,6 +39,11 @@ impl Folder {
 
     /// The same under `mpirun`, which takes `settings`.
     pub(crate) fn mpirun(&self, settings: &str, options: &str) -> Command {
+        let program = Path::new(env!("CARGO_BIN_EXE_lrmoe"));
+        self.under_mpirun(settings, program, options)
+    }
+
+    fn under_mpirun(&self, settings: &str, program: &Path, options: &str) -> Command {
         let mut mpirun = Command::new("mpirun");
         mpirun.args([
             "--allow-run-as-root",
@@ -47,12 +52,29 @@ impl Folder {
             &RANKS.to_string(),
         ]);
         mpirun.args(settings.split_whitespace());
-        mpirun.arg(env!("CARGO_BIN_EXE_lrmoe"));
+        mpirun.arg(program);
         mpirun
             .args(SMALL.split_whitespace())
             .args(options.split_whitespace());
         self.quiet(&mut mpirun);
         mpirun
+    }
+
+    /// This test program as the ranks of the small model, which are threads.
+    pub(crate) fn own_threads(&self, options: &str) -> Command {
+        let mut program = Command::new(std::env::current_exe().expect("a program"));
+        program
+            .args(SMALL.split_whitespace())
+            .args(["--ranks", "4"]);
+        program.args(options.split_whitespace());
+        self.quiet(&mut program);
+        program
+    }
+
+    /// The same with a process for each rank, of which the others outlive one.
+    pub(crate) fn own_processes(&self, options: &str) -> Command {
+        let program = std::env::current_exe().expect("a program");
+        self.under_mpirun("--enable-recovery", &program, options)
     }
 
     fn quiet<'a>(&self, command: &'a mut Command) -> &'a mut Command {

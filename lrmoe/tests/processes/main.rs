@@ -1,11 +1,12 @@
-//! The program under `mpirun`, every rank a process: the same run as with threads, and what is left when a rank dies or stops.
+//! The program under `mpirun`, every rank a process: the same run as with threads; and what is left when a rank dies or stops, with threads too.
 
 mod faults;
 mod hosts;
 mod job;
+mod leaving;
 mod same;
 
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -17,7 +18,10 @@ fn trial(name: &str, missing: Option<&str>, test: fn() -> Result<(), Failed>) ->
     trial.with_ignored_flag(missing.is_some() && !required)
 }
 
-fn main() {
+fn main() -> ExitCode {
+    if leaving::is_told() {
+        return leaving::run();
+    }
     let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
     let missing = match (cfg!(feature = "mpi"), has("mpirun")) {
         (false, _) => Some("built without feature mpi"),
@@ -28,10 +32,13 @@ fn main() {
     arguments.test_threads = Some(1);
     let mut trials = vec![
         trial("same_as_threads", missing, same::losses_and_files),
+        trial("overlap_changes_no_bit", missing, same::overlap),
         trial("resumes_what_threads_began", missing, same::resumes),
         trial("bad_options_are_told_once", missing, same::refusals),
         trial("faults::killed", missing, faults::killed),
         trial("faults::stopped", missing, faults::stopped),
+        trial("faults::exited", missing, leaving::processes_exit),
+        trial("faults::panicked", missing, leaving::processes_panic),
         trial(
             "faults::killed_without_recovery",
             missing,
@@ -48,5 +55,10 @@ fn main() {
         hosts = hosts.with_ignored_flag(true);
     }
     trials.push(hosts);
-    libtest_mimic::run(&arguments, trials).exit();
+    let threads: [(&str, fn() -> Result<(), Failed>); 2] = [
+        ("threads::faults::returned", leaving::threads_return),
+        ("threads::faults::panicked", leaving::threads_panic),
+    ];
+    trials.extend(threads.map(|(name, test)| Trial::test(name, test)));
+    libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -10,16 +10,30 @@ const RUN: &str = "--steps 12 --eval-every 6 --checkpoint-every 5";
 /// The same losses and checkpoint to the bit, and traces that replay the same.
 pub(crate) fn losses_and_files() -> Result<(), Failed> {
     let folder = Folder::new();
-    let run = format!("{RUN} --record-pairs-every 5");
+    let run = format!("{RUN} --record-pairs-every 5 --oracle-every 6 --oracle-draws 2");
     assert_success(&folder.threads(&format!("{run} --out threads --record-trace threads.st")));
     let options = format!("{run} --out processes --record-trace processes.st");
     let output = folder.mpirun("", &options).output()?;
     assert_success(&output);
+    let printed = text(&output.stdout);
+    let (oracle, rest) = printed
+        .lines()
+        .partition::<Vec<_>, _>(|line| line.starts_with('|') || line.contains("ean"));
     assert_eq!(
-        text(&output.stdout).lines().count(),
-        1,
-        "rank 0 alone prints"
+        (oracle.len(), rest.len()),
+        (6, 1),
+        "rank 0 alone prints: {printed}"
     );
+    let oracles = |out: &str| -> Vec<_> {
+        let records = folder.records(out);
+        records
+            .into_iter()
+            .flat_map(|record| record.layers)
+            .map(|layer| layer.oracle)
+            .collect()
+    };
+    assert_eq!(oracles("threads"), oracles("processes"));
+    assert_eq!(oracles("threads").iter().flatten().count(), 4);
     assert_eq!(folder.losses("threads"), folder.losses("processes"));
     assert_eq!(folder.tensors("threads"), folder.tensors("processes"));
     let [mut a, mut b] = ["threads.st", "processes.st"]
@@ -33,6 +47,21 @@ pub(crate) fn losses_and_files() -> Result<(), Failed> {
             format!("{:?}", a.pairs(pairs)?),
             format!("{:?}", b.pairs(pairs)?)
         );
+    }
+    Ok(())
+}
+
+/// Exchanges while the ranks compute change nothing, with threads and with processes.
+pub(crate) fn overlap() -> Result<(), Failed> {
+    let folder = Folder::new();
+    let run = format!("{RUN} --chunk-rows 7");
+    assert_success(&folder.threads(&format!("{run} --out off")));
+    assert_success(&folder.threads(&format!("{run} --overlap on --out threads")));
+    let options = format!("{run} --overlap on --out processes");
+    assert_success(&folder.mpirun("", &options).output()?);
+    for on in ["threads", "processes"] {
+        assert_eq!(folder.losses("off"), folder.losses(on), "{on}");
+        assert_eq!(folder.tensors("off"), folder.tensors(on), "{on}");
     }
     Ok(())
 }

@@ -90,14 +90,16 @@ unsafe fn tile<O: Op, const R: usize, const V: usize, const S: usize>(
         let mut b = raw.b.add(lane);
         let mut a: [*const u32; R] = array::from_fn(|r| raw.a.add((row + r) * raw.a_row).cast());
         let chunks = raw.k / CHUNK;
-        let rate = raw.ahead.map_or(0, |ahead| ahead.rate(raw.m * chunks));
-        for chunk in 0..chunks {
-            if let Some(ahead) = &raw.ahead {
+        let mut ahead = raw
+            .ahead
+            .as_ref()
+            .map(|ahead| (ahead, ahead.cursor(row * chunks, raw.m * chunks)));
+        for _ in 0..chunks {
+            if let Some((ahead, cursor)) = &mut ahead {
                 for a in a {
                     O::prefetch_near(a.cast::<u8>().wrapping_add(R * raw.a_row));
                 }
-                let step = row * chunks + chunk * R;
-                ahead.prefetch::<O>(step..step + R, rate);
+                cursor.fetch::<O>(R, ahead);
             }
             for _ in 0..CHUNK / UNROLLED {
                 step::<O, R, V>(&mut sums, &a, 0, b);

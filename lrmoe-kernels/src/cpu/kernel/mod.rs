@@ -16,7 +16,11 @@ mod x86;
 
 use std::ops::Range;
 
-use super::{element::Storage, isa::Isa, stream::before_lines};
+use super::{
+    element::Storage,
+    isa::Isa,
+    stream::{LINE, before_lines},
+};
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use amx::is_usable as amx_is_usable;
@@ -61,7 +65,7 @@ pub(super) struct Block<'a, T> {
     pub(super) to: Option<(&'a mut [f32], usize)>,
     /// What the sums begin with.
     pub(super) start: Start,
-    /// What will be read next; `None` where the processor itself sees the pattern.
+    /// What will be read next, where it is known.
     pub(super) ahead: Option<Ahead>,
 }
 
@@ -72,35 +76,70 @@ pub(super) struct Ahead {
     pub(super) start: *const u8,
     /// Bytes from one row to the next.
     pub(super) row: usize,
-    /// Binary logarithm of the lines of a row.
-    pub(super) lines: u32,
-    /// Lines of all rows.
-    pub(super) count: usize,
+    /// Lines of a row, not 0.
+    pub(super) lines: usize,
+    /// Rows.
+    pub(super) rows: usize,
 }
 
 impl Ahead {
-    /// Whole rows for a part of `all`.
+    /// The rows for a part of `all`.
     pub(super) fn part(self, part: Range<usize>, all: usize) -> Self {
-        let rows = self.count >> self.lines;
-        let (from, to) = (rows * part.start / all, rows * part.end / all);
+        let (from, to) = (self.rows * part.start / all, self.rows * part.end / all);
         Self {
             start: self.start.wrapping_add(from * self.row),
-            count: (to - from) << self.lines,
+            rows: to - from,
             ..self
         }
     }
 
-    /// Lines of a step, in units of 2^-16, when all take `steps` of them.
-    #[inline(always)]
-    fn rate(&self, steps: usize) -> usize {
-        (self.count << 16) / steps.max(1)
+    /// What is left to fetch from `step` on when all lines take `steps` steps.
+    fn cursor(&self, step: usize, steps: usize) -> Cursor {
+        let of_step = ((self.rows * self.lines) << FRACTION) / steps.max(1);
+        let done = step * of_step;
+        let (row, line) = (
+            (done >> FRACTION) / self.lines,
+            (done >> FRACTION) % self.lines,
+        );
+        Cursor {
+            at: self.start.wrapping_add(row * self.row + line * LINE),
+            left: self.lines - line,
+            due: done & ((1 << FRACTION) - 1),
+            of_step,
+        }
     }
+}
 
+/// Binary digits of the fraction of a line.
+const FRACTION: usize = 16;
+
+/// The next one of the lines to fetch.
+struct Cursor {
+    at: *const u8,
+    /// Lines of the row from it on.
+    left: usize,
+    /// Lines that should have been fetched by now, and those of a step, in units of 2^-[`FRACTION`].
+    due: usize,
+    of_step: usize,
+}
+
+impl Cursor {
+    /// Fetches those of so many steps.
     #[inline(always)]
-    fn prefetch<O: generic::Op>(&self, steps: Range<usize>, rate: usize) {
-        for line in (steps.start * rate) >> 16..(steps.end * rate) >> 16 {
-            let (row, line) = (line >> self.lines, line & ((1 << self.lines) - 1));
-            O::prefetch(self.start.wrapping_add(row * self.row + line * 64));
+    fn fetch<O: generic::Op>(&mut self, steps: usize, ahead: &Ahead) {
+        self.due += steps * self.of_step;
+        while self.due >= 1 << FRACTION {
+            self.due -= 1 << FRACTION;
+            O::prefetch(self.at);
+            self.at = self.at.wrapping_add(LINE);
+            self.left -= 1;
+            if self.left == 0 {
+                self.left = ahead.lines;
+                self.at = self
+                    .at
+                    .wrapping_add(ahead.row)
+                    .wrapping_sub(ahead.lines * LINE);
+            }
         }
     }
 }

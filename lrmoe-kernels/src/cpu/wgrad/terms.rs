@@ -11,8 +11,6 @@ use super::super::{
     tile::{ROWS, UNIT, cut, take},
 };
 
-/// Most words of one block: 64 lanes of the right factor fill 32 KiB.
-const DEPTH: usize = 128;
 /// Output rows whose sums stay in the first cache with the right factors, a multiple of [`UNIT`].
 pub(super) const OUTPUTS: usize = 96;
 
@@ -121,27 +119,24 @@ impl Terms {
         for tile in cut(0..self.rows, self.height) {
             let height = tile.len().next_multiple_of(UNIT);
             let columns = &left.tiles[tile.start * left.features + features.start * height..];
-            for rows in cut(tile.clone(), DEPTH * T::PER_WORD) {
-                let a = &columns[rows.start - tile.start..];
-                Block {
-                    ahead: Some(ahead(a, features.len(), height, rows.len())),
-                    a,
-                    a_row: height,
-                    m: features.len(),
-                    b: &packed[words::<T>(rows.start) * lanes..],
-                    lanes,
-                    k: self.depth::<T>(rows.len()),
-                    c: &mut *sums,
-                    c_row: lanes,
-                    to: to.take_if(|_| rows.end == self.rows),
-                    start: if self.add || rows.start > 0 {
-                        Start::Chain
-                    } else {
-                        Start::Zero
-                    },
-                }
-                .multiply(self.isa);
+            Block {
+                ahead: Some(ahead(columns, features.len(), height)),
+                a: columns,
+                a_row: height,
+                m: features.len(),
+                b: &packed[words::<T>(tile.start) * lanes..],
+                lanes,
+                k: self.depth::<T>(tile.len()),
+                c: &mut *sums,
+                c_row: lanes,
+                to: to.take_if(|_| tile.end == self.rows),
+                start: if self.add || tile.start > 0 {
+                    Start::Chain
+                } else {
+                    Start::Zero
+                },
             }
+            .multiply(self.isa);
         }
     }
 
@@ -182,26 +177,13 @@ impl Terms {
     }
 }
 
-/// The columns after the `count` ones at `a`, `height` apart, of which `rows` rows are looked at.
-fn ahead<T>(a: &[T], count: usize, height: usize, rows: usize) -> Ahead {
-    let row = height * size_of::<T>();
-    let start = a.as_ptr().wrapping_add(count * height).cast();
-    if rows.next_multiple_of(UNIT) == height {
-        // One run of lines.
-        let count = count * row / stream::LINE;
-        return Ahead {
-            start,
-            row: stream::LINE,
-            lines: 0,
-            count,
-        };
-    }
-    let lines = (DEPTH / VECTOR).ilog2();
+/// The columns after the `count` ones at `a`, of `height` each: one run of lines.
+fn ahead<T>(a: &[T], count: usize, height: usize) -> Ahead {
     Ahead {
-        start,
-        row,
-        lines,
-        count: count << lines,
+        start: a.as_ptr().wrapping_add(count * height).cast(),
+        row: stream::LINE,
+        lines: 1,
+        rows: count * height * size_of::<T>() / stream::LINE,
     }
 }
 

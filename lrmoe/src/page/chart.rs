@@ -4,14 +4,14 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::ReplayError;
+use crate::error::PlotError;
 
 /// Colour that stands for that of text.
-pub(super) const INK: RGBColor = RGBColor(1, 1, 1);
+pub(crate) const INK: RGBColor = RGBColor(1, 1, 1);
 /// Colour that stands for that of grid lines.
-pub(super) const GRID: RGBColor = RGBColor(2, 2, 2);
+pub(crate) const GRID: RGBColor = RGBColor(2, 2, 2);
 /// Colours of parts and series, legible on light and dark ground.
-pub(super) const PALETTE: [RGBColor; 10] = [
+pub(crate) const PALETTE: [RGBColor; 10] = [
     RGBColor(0x4e, 0x79, 0xa7),
     RGBColor(0xf2, 0x8e, 0x2b),
     RGBColor(0x59, 0xa1, 0x4f),
@@ -34,9 +34,9 @@ const MARKED: usize = 40;
 
 /// One bar of parts, side by side.
 #[derive(Debug)]
-pub(super) struct Bar<'a> {
-    pub(super) name: &'a str,
-    pub(super) parts: Vec<f64>,
+pub(crate) struct Bar<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) parts: Vec<f64>,
 }
 
 impl Bar<'_> {
@@ -45,25 +45,32 @@ impl Bar<'_> {
     }
 }
 
-/// One line: a value for each step.
-#[derive(Debug)]
-pub(super) struct Line {
+/// One line, and the band that it runs in.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
     /// Index of its colour.
-    pub(super) colour: usize,
-    pub(super) points: Vec<(f64, f64)>,
+    pub(crate) colour: usize,
+    pub(crate) points: Vec<(f64, f64)>,
+    /// Lower and upper end of the band at each point; empty for none.
+    pub(crate) band: Vec<(f64, f64)>,
+}
+
+/// What the axes of a plot of lines say.
+#[derive(Debug)]
+pub(crate) struct Axes<'a> {
+    pub(crate) x: &'a str,
+    pub(crate) y: &'a str,
+    /// Where the y axis starts; `None` for the smallest value.
+    pub(crate) from: Option<f64>,
 }
 
 /// The colour of a part or series.
-pub(super) fn colour(index: usize) -> RGBColor {
+pub(crate) fn colour(index: usize) -> RGBColor {
     PALETTE[index % PALETTE.len()]
 }
 
 /// Horizontal bars, the first on top, each with its total behind it.
-pub(super) fn bars(
-    plot: &'static str,
-    unit: &str,
-    bars: &[Bar<'_>],
-) -> Result<String, ReplayError> {
+pub(crate) fn bars(plot: &'static str, unit: &str, bars: &[Bar<'_>]) -> Result<String, PlotError> {
     let height = bars.len() as u32 * BAR + 60;
     draw(plot, height, |area| {
         let longest = bars.iter().map(|bar| bar.name.len()).max().unwrap_or(0) as u32;
@@ -113,27 +120,31 @@ pub(super) fn bars(
     })
 }
 
-/// Lines over the steps.
-pub(super) fn lines(
+/// Lines, each in its band.
+pub(crate) fn lines(
     plot: &'static str,
-    unit: &str,
-    from: f64,
+    axes: &Axes<'_>,
     lines: &[Line],
-) -> Result<String, ReplayError> {
-    let thin = |line: &Line| (colour(line.colour), thin(&line.points));
-    let lines: Vec<(RGBColor, Vec<(f64, f64)>)> = lines.iter().map(thin).collect();
+) -> Result<String, PlotError> {
     draw(plot, LINES_HEIGHT, |area| {
-        let points = || lines.iter().flat_map(|(_, points)| points);
-        let first = points().map(|point| point.0).fold(f64::INFINITY, f64::min);
-        let last = points().map(|point| point.0).fold(first + 1.0, f64::max);
-        let most = points().map(|point| point.1).fold(from, f64::max);
-        let top = from + (most - from).max(1e-9) * 1.05;
+        let [left, right] = limits(
+            lines
+                .iter()
+                .flat_map(|line| line.points.iter().map(|p| p.0)),
+        );
+        let ends = lines.iter().flat_map(|line| &line.band);
+        let values = lines
+            .iter()
+            .flat_map(|line| line.points.iter().map(|p| p.1));
+        let values = values.chain(ends.flat_map(|&(low, high)| [low, high]));
+        let [bottom, top] = limits(values.chain(axes.from));
+        let bottom = axes.from.unwrap_or(bottom - (top - bottom) * 0.05);
         let mut chart = ChartBuilder::on(area)
             .margin(8)
             .margin_right(24)
             .set_label_area_size(LabelAreaPosition::Left, 70)
             .set_label_area_size(LabelAreaPosition::Bottom, 44)
-            .build_cartesian_2d(first..last, from..top)?;
+            .build_cartesian_2d(left..right, bottom..top + (top - bottom) * 0.05)?;
         chart
             .configure_mesh()
             .disable_x_mesh()
@@ -145,10 +156,19 @@ pub(super) fn lines(
             .y_labels(6)
             .x_label_formatter(&|x| number(*x))
             .y_label_formatter(&|y| number(*y))
-            .x_desc("step")
-            .y_desc(unit)
+            .x_desc(axes.x)
+            .y_desc(axes.y)
             .draw()?;
-        for (colour, line) in &lines {
+        for line in lines {
+            let there = line.points.iter().zip(&line.band);
+            let back = line.points.iter().zip(&line.band).rev();
+            let outline = there.map(|(point, band)| (point.0, band.1));
+            let outline = outline.chain(back.map(|(point, band)| (point.0, band.0)));
+            let fill = colour(line.colour).mix(0.18).filled();
+            chart.draw_series([Polygon::new(outline.collect::<Vec<_>>(), fill)])?;
+        }
+        for line in lines {
+            let (colour, line) = (colour(line.colour), thin(&line.points));
             chart.draw_series([PathElement::new(line.clone(), colour.stroke_width(2))])?;
             if line.len() <= MARKED {
                 let mark = |&point: &(f64, f64)| Circle::new(point, 3, colour.filled());
@@ -159,6 +179,19 @@ pub(super) fn lines(
     })
 }
 
+/// Smallest and largest value, apart.
+fn limits(values: impl Iterator<Item = f64>) -> [f64; 2] {
+    let start = [f64::INFINITY, f64::NEG_INFINITY];
+    let found = values.fold(start, |[low, high], value| {
+        [low.min(value), high.max(value)]
+    });
+    match found {
+        [low, high] if low < high => found,
+        [low, _] if low.is_finite() => [low, low + 1.0],
+        _ => [0.0, 1.0],
+    }
+}
+
 type Drawn<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
 
 /// The elements of a plot without the namespace, which a page does not need.
@@ -166,12 +199,12 @@ fn draw(
     plot: &'static str,
     height: u32,
     into: impl FnOnce(&DrawingArea<SVGBackend<'_>, Shift>) -> Drawn<'static>,
-) -> Result<String, ReplayError> {
+) -> Result<String, PlotError> {
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
         let drawn = into(&area).and_then(|()| area.present());
-        drawn.map_err(|source| ReplayError::Plot {
+        drawn.map_err(|source| PlotError {
             plot,
             source: source.to_string().into(),
         })?;
