@@ -264,6 +264,10 @@ impl TrainOptions {
         if every == 0 && self.oracle_draws.is_some() {
             return Err(ConfigError::NoOracle);
         }
+        let stash = self.stash.unwrap_or_default();
+        if every > 0 && stash != Stash::Recompute {
+            return Err(ConfigError::OracleStash { stash });
+        }
         if draws > 1 && !policies.iter().any(|policy| policy.draws()) {
             return Err(ConfigError::NothingDrawn { draws });
         }

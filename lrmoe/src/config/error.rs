@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use lrmoe_metric::Rescale;
 
+use lrmoe_plan::Stash;
+
 use super::device::Device;
 use crate::model::ModelError;
 use crate::policy::UnknownForward;
@@ -148,6 +150,14 @@ pub enum ConfigError {
     Policy {
         /// The name given.
         name: String,
+    },
+    /// Gradients of a step taken again, from rows that are kept for one backward pass.
+    #[error(
+        "oracle-every takes a step's gradients again, which stash mode {stash} keeps rows for once only; take stash mode recompute"
+    )]
+    OracleStash {
+        /// The stash mode.
+        stash: Stash,
     },
     /// A score that the stash mode cannot wait for.
     #[error(transparent)]
