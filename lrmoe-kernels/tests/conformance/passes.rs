@@ -2,6 +2,7 @@
 
 use lrmoe_kernels::{
     ComputeExperts, ExpertBuffers, FfnElement, PreActivationBuffers, RowBuffers, SquaredNorm,
+    ndarray::Array3,
 };
 
 use crate::problem::Problem;
