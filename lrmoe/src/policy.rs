@@ -291,7 +291,7 @@ impl Policy {
     pub(crate) fn check_stash(&self, stash: Stash) -> Result<(), UnknownForward> {
         match self {
             Self::Lrmoe(Selecting { score, scope, .. })
-                if stash == Stash::ForwardSelect && *scope == Scope::Pair && score.has_dy() =>
+                if stash == Stash::ForwardSelect && *scope == Scope::Pair && score.needs_dy() =>
             {
                 Err(UnknownForward { score: *score })
             }

@@ -81,7 +81,9 @@ fn assert_trains_through(
 ) {
     for stash in MODES {
         let late = |policy: &Policy| match policy {
-            Policy::Lrmoe(selecting) => selecting.score.has_dy() && selecting.scope == Scope::Pair,
+            Policy::Lrmoe(selecting) => {
+                selecting.score.needs_dy() && selecting.scope == Scope::Pair
+            }
             _ => false,
         };
         if stash == Stash::ForwardSelect && late(&config.policy) {
