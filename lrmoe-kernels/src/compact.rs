@@ -251,17 +251,16 @@ pub(crate) fn check_put<B: Memory, T: Element>(
 
 /// Of each grouped row the received one, [`NO_ROW`] for padding; and of each received row the grouped one.
 pub(crate) fn grouping_tables(grouping: &Grouping) -> Result<[Vec<u32>; 2], Error> {
-    let numbers = |rows: usize| {
-        check_row_numbers(rows)?;
-        Ok::<_, Error>(Array1::from_iter(1..=rows as u32).insert_axis(Axis(1)))
-    };
+    let numbers = |rows: usize| Array1::from_iter(1..=rows as u32).insert_axis(Axis(1));
     let (received, grouped) = (grouping.received_rows(), grouping.grouped_rows());
+    // Before anything as long as these is allocated.
+    check_row_numbers(received.max(grouped))?;
     // Rows are numbered from 1, so that padding, which is 0, becomes NO_ROW.
     let mut to_grouped = vec![0_u32; grouped];
     let mut to_received = vec![0_u32; received];
     let column = |numbers| ArrayViewMut1::from(numbers).insert_axis(Axis(1));
-    grouping.group(numbers(received)?.view(), column(&mut to_grouped[..]))?;
-    grouping.ungroup(numbers(grouped)?.view(), column(&mut to_received[..]))?;
+    grouping.group(numbers(received).view(), column(&mut to_grouped[..]))?;
+    grouping.ungroup(numbers(grouped).view(), column(&mut to_received[..]))?;
     for number in to_grouped.iter_mut().chain(&mut to_received) {
         *number = number.wrapping_sub(1);
     }
@@ -275,7 +274,7 @@ pub(crate) fn check_row_numbers(rows: usize) -> Result<(), Error> {
     }
     Err(Error::TooLarge {
         what: "a table of rows",
-        bytes: rows as u64 * 4,
+        bytes: (rows as u64).saturating_mul(4),
         limit: u64::from(u32::MAX) * 4,
     })
 }
