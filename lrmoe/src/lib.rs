@@ -62,6 +62,7 @@ pub mod calibrate;
 pub mod config;
 pub mod error;
 pub mod exchange;
+pub mod files;
 pub mod layer;
 pub mod model;
 mod page;

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use lrmoe::bench::{Report, Settings, bench, pool};
 use lrmoe::config::{Device, Dtype};
 use lrmoe::error::Error;
-use lrmoe::trace::write_file;
+use lrmoe::files;
 use lrmoe_kernels::{Activation, FfnShape};
 use lrmoe_metric::Score;
 use lrmoe_plan::{ModelSpec, Stash};
@@ -134,7 +134,7 @@ impl Bench {
             _ => println!("{report}"),
         }
         if let Some(path) = &file {
-            write_file(path, json(&report).as_bytes())?;
+            files::write(path, json(&report).as_bytes())?;
         }
         Ok(())
     }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use lrmoe::config::cluster;
 use lrmoe::error::Error;
+use lrmoe::files;
 use lrmoe::replay::{PolicyName, ReplayError, read_loads};
-use lrmoe::trace::write_file;
 use lrmoe_plan::{Fixed, MemoryModel, Placement, PlanRequest, QuotaPolicy, Stash, Topology, plan};
 
 use super::model::{ModelArguments, budget};
@@ -109,7 +109,7 @@ impl Plan {
         if let Some(path) = &self.json {
             let mut json = serde_json::to_vec_pretty(&plan).expect("a plan has only string keys");
             json.push(b'\n');
-            write_file(path, &json)?;
+            files::write(path, &json)?;
         }
         Ok(())
     }

@@ -9,8 +9,8 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use lrmoe::config::cluster;
 use lrmoe::error::Error;
+use lrmoe::files;
 use lrmoe::replay::{Contender, Report, Settings, Source, page, replay};
-use lrmoe::trace::write_file;
 use lrmoe_metric::Method;
 use lrmoe_plan::QuotaPolicy;
 
@@ -146,10 +146,10 @@ impl Replay {
         let report = report?;
         println!("{report}");
         if let Some(path) = &self.json {
-            write_file(path, &json(&report))?;
+            files::write(path, &json(&report))?;
         }
         if let Some(path) = &self.html {
-            write_file(path, page(&report)?.as_bytes())?;
+            files::write(path, page(&report)?.as_bytes())?;
         }
         Ok(())
     }

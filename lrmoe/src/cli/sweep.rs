@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use clap::Args;
 use indicatif::MultiProgress;
 use lrmoe::error::Error;
+use lrmoe::files;
 use lrmoe::progress::Progress;
 use lrmoe::sweep::{Grid, Left, Report, Run, State, Sweep as Runs, page};
-use lrmoe::trace::write_file;
 
 use super::train::stop_on_signal;
 
@@ -156,8 +156,8 @@ fn said(left: Left, jobs: usize) -> String {
 fn write(out: &Path, report: &Report) -> Result<(), Error> {
     let mut json = serde_json::to_vec_pretty(report).expect("a report has only string keys");
     json.push(b'\n');
-    write_file(&out.join("report.json"), &json)?;
-    write_file(&out.join("report.md"), report.to_string().as_bytes())?;
-    write_file(&out.join("report.html"), page(report)?.as_bytes())?;
+    files::write(&out.join("report.json"), &json)?;
+    files::write(&out.join("report.md"), report.to_string().as_bytes())?;
+    files::write(&out.join("report.html"), page(report)?.as_bytes())?;
     Ok(())
 }

@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use lrmoe::error::Error;
+use lrmoe::files;
 use lrmoe::trace::synth::{self, SynthShape, Workload};
-use lrmoe::trace::{
-    Axes, ConvertOptions, Format, TraceReader, check_output, convert, inspect, write_file,
-};
+use lrmoe::trace::{Axes, ConvertOptions, Format, TraceReader, check_output, convert, inspect};
 
 /// Convert, look at and make routing traces.
 ///
@@ -152,10 +151,10 @@ impl Inspect {
         println!("{}: {inspection}", self.file.display());
         if let Some(path) = &self.json {
             let json = serde_json::to_string_pretty(&inspection).expect("numbers and strings");
-            write_file(path, json.as_bytes())?;
+            files::write(path, json.as_bytes())?;
         }
         if let Some(path) = &self.heatmap {
-            write_file(path, heat_map.to_svg().as_bytes())?;
+            files::write(path, heat_map.to_svg().as_bytes())?;
         }
         Ok(())
     }

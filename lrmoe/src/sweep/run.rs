@@ -13,8 +13,9 @@ use super::curve::{Curve, read_records};
 use super::grid::{Grid, complete};
 use crate::config::TrainConfig;
 use crate::error::Error;
+use crate::files;
 use crate::text::Corpus;
-use crate::train::{Observer, StepRecord, checkpoint_path, lock, train, write_atomically};
+use crate::train::{Observer, StepRecord, checkpoint_path, lock, train};
 
 /// A grid with what its folder holds of it.
 #[derive(Debug)]
@@ -339,7 +340,7 @@ impl Run {
                 options: options.clone(),
             };
             let text = toml::to_string(&started).expect("tables of TOML");
-            write_atomically(&self.started_path(), text.as_bytes())?;
+            files::write(&self.started_path(), text.as_bytes())?;
             self.changed = false;
         }
         let config = TrainConfig {

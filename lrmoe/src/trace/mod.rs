@@ -63,4 +63,4 @@ pub use header::{PairRecord, TraceHeader, TraceSettings};
 pub use heatmap::HeatMap;
 pub use inspect::{Inspection, LayerFigures, TimeFigures, inspect};
 pub use reader::TraceReader;
-pub use writer::{TraceWriter, check_output, write_file};
+pub use writer::{TraceWriter, check_output};

@@ -15,7 +15,7 @@ use super::error::{Fault, Place, TraceError};
 use super::header::{PairRecord, TraceSettings};
 use super::layout::LENGTH_BYTES;
 use super::limits::MOST_STEPS;
-use crate::train::{folder_of, temporary_beside};
+use crate::files::{folder_of, persist, temporary_beside};
 
 /// More bytes than the header can gain until the end: the four per-pair tensors and the digits of what is not known before, each below 200.
 const GROWTH: usize = 1024;
@@ -216,9 +216,7 @@ impl TraceWriter {
         file.seek(SeekFrom::Start(0))?;
         file.write_all(&(self.room as u64).to_le_bytes())?;
         file.write_all(header.as_bytes())?;
-        file.as_file().sync_all()?;
-        file.persist(&self.path).map_err(|error| error.error)?;
-        Ok(())
+        persist(file, &self.path)
     }
 
     /// The header for what has been written, in the order in which `assemble` puts it together; keys sorted, so that equal traces are equal
@@ -332,17 +330,4 @@ pub fn check_output(path: &Path, overwrite: bool) -> Result<(), TraceError> {
             }),
         },
     }
-}
-
-/// Writes a whole file under a temporary name and renames it.
-///
-/// # Errors
-/// `TraceError::Io`.
-pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), TraceError> {
-    let written = temporary_beside(path).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.persist(path).map_err(|error| error.error)?;
-        Ok(())
-    });
-    written.map_err(TraceError::io(path))
 }

@@ -1,4 +1,4 @@
-//! Checkpoints: one safetensors file, written to a temporary name and renamed.
+//! Checkpoints: one safetensors file, which is always whole.
 //!
 //! Tensors: `dense.parameters`, `dense.first`, `dense.second` (all dense parameters in the model's order and their moments), and per MoE layer
 //! `layer.N.{parameters,first,second}` (see `LayerState`), `layer.N.instances` (how many on each rank) and `layer.N.placement` (their experts,
@@ -7,13 +7,13 @@
 //! of all of it and of the tensors, so that damage is refused.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 
 use crate::adamw::Moments;
 use crate::error::Error;
+use crate::files;
 use crate::layer::LayerState;
 
 const FORMAT: &str = "lrmoe-checkpoint-1";
@@ -87,7 +87,7 @@ impl Checkpoint {
         });
         let bytes = serialize(views, Some(HashMap::from([(METADATA.to_owned(), json)])))
             .map_err(|e| Error::io(path)(std::io::Error::other(e)))?;
-        write_atomically(path, &bytes)
+        files::write(path, &bytes)
     }
 
     /// Reads a checkpoint and checks that it belongs to a run with the given `identity`.
@@ -291,31 +291,6 @@ impl Reader<'_> {
         }
         Ok(tensor.data().as_chunks().0.iter().copied())
     }
-}
-
-/// Writes beside `path` under a temporary name, syncs and renames.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let mut file = temporary_beside(path).map_err(Error::io(folder_of(path)))?;
-    file.write_all(bytes)
-        .and_then(|()| file.as_file().sync_all())
-        .map_err(Error::io(path))?;
-    file.persist(path).map_err(|e| Error::io(path)(e.error))?;
-    Ok(())
-}
-
-/// A file in the folder of `path`, to be renamed to it. Who may read it is up to the umask, as for other files.
-pub(crate) fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    builder.tempfile_in(folder_of(path))
-}
-
-/// The folder that holds `path`.
-pub(crate) fn folder_of(path: &Path) -> &Path {
-    path.parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@ use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
-use super::checkpoint::write_atomically;
 use super::record::StepRecord;
 use super::run::{Observer, checkpoint_path, reached_target};
 use super::threads::train;
 use crate::config::TrainConfig;
 use crate::error::Error;
+use crate::files;
 use crate::text::Corpus;
 
 /// What a comparison found.
@@ -162,7 +162,7 @@ pub fn compare(
     };
     std::fs::create_dir_all(&config.out).map_err(Error::io(&config.out))?;
     let json = serde_json::to_vec_pretty(&comparison).expect("a comparison has only string keys");
-    write_atomically(&compare_path(&config.out), &json)?;
+    files::write(&compare_path(&config.out), &json)?;
     Ok(comparison)
 }
 

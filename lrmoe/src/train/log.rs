@@ -4,9 +4,9 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::checkpoint::write_atomically;
 use super::record::StepRecord;
 use crate::error::Error;
+use crate::files;
 
 /// The open log of a run.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl StepLog {
     /// Opens `OUT/steps.jsonl`, keeping the records of the first `done` steps: what a killed run wrote after its last checkpoint is done again.
     /// An existing run is only touched if `replace`.
     pub(super) fn open(out: &Path, done: u32, replace: bool) -> Result<Self, Error> {
-        let path = out.join("steps.jsonl");
+        let path = log_path(out);
         let compared = super::compare::compare_path(out).exists();
         if (path.exists() || compared) && !replace {
             return Err(Error::OutExists(out.into()));
@@ -32,7 +32,7 @@ impl StepLog {
             Vec::new()
         };
         let lines: String = records.iter().map(line).collect();
-        write_atomically(&path, lines.as_bytes())?;
+        files::write(&path, lines.as_bytes())?;
         let file = OpenOptions::new()
             .append(true)
             .open(&path)
@@ -62,6 +62,11 @@ impl StepLog {
     pub(super) fn into_records(self) -> Vec<StepRecord> {
         self.records
     }
+}
+
+/// Where a run keeps its log.
+pub(super) fn log_path(out: &Path) -> PathBuf {
+    out.join("steps.jsonl")
 }
 
 fn line(record: &StepRecord) -> String {

@@ -18,7 +18,6 @@ mod trace;
 mod traffic;
 
 pub use checkpoint::{Checkpoint, CheckpointError};
-pub(crate) use checkpoint::{folder_of, temporary_beside, write_atomically};
 pub use compare::{Comparison, Outcome, compare};
 pub use modelled::MODELLED_AT;
 pub use oracle::{Agreement, LayerSummary, OracleRecord, OracleSummary};

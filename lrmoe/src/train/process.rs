@@ -80,10 +80,8 @@ impl<C: Collective + 'static> OnBackend for OfProcesses<'_, C> {
             let trainer = run.trainer(&of_rank(world.rank()), world, checkpoint.as_ref());
             ran = trainer.and_then(|trainer| {
                 run.rank(trainer, |step, trace| {
-                    if let Some(outputs) = &mut outputs {
-                        outputs.record(&step, trace);
-                    }
-                    true
+                    let outputs = outputs.as_mut();
+                    outputs.is_none_or(|outputs| outputs.record(&step, trace))
                 })
             });
         }

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lrmoe_comm::Collective;
 
 use super::checkpoint::{Checkpoint, CheckpointError};
-use super::log::StepLog;
+use super::log::{StepLog, log_path};
 use super::rank::RankTrainer;
 use super::record::StepRecord;
 use super::setup::{identity, layer_configs};
 use super::trace::{StepTrace, TraceLog};
 use crate::config::TrainConfig;
 use crate::error::Error;
+use crate::files;
 use crate::layer::{Backend, LayerConfig};
 use crate::text::Corpus;
 
@@ -88,14 +89,15 @@ impl<'a> Run<'a> {
     }
 
     /// Trains one rank until the steps are done, the target is reached or any rank is to stop; then writes a checkpoint. `record` takes in
-    /// what rank 0 reports of each step, and says whether it can take more.
+    /// what rank 0 reports of each step, and says whether the log has it; if not, the run ends without a checkpoint, as nothing could go on
+    /// from one that is ahead of the log.
     pub(super) fn rank<B: Backend + Clone, C: Collective + 'static>(
         &self,
         mut trainer: RankTrainer<'_, B, C>,
         mut record: impl FnMut(StepRecord, Option<StepTrace>) -> bool,
     ) -> Result<(), Error> {
         let every = |period: u32, step: u32| period > 0 && step.is_multiple_of(period);
-        let mut saved = None;
+        let (mut saved, mut logged) = (None, true);
         while trainer.step() < self.config.steps
             && !trainer.agree(self.stop.load(Ordering::Relaxed))?
         {
@@ -105,10 +107,11 @@ impl<'a> Run<'a> {
             }
             let reached = reached_target(self.config, &step);
             if trainer.rank() == 0 && !record(step, trace) {
-                break;
+                logged = false;
+                self.stop.store(true, Ordering::Relaxed);
             }
             if every(self.config.checkpoint_every, trainer.step()) {
-                self.save(&trainer)?;
+                self.save(&trainer, logged)?;
                 saved = Some(trainer.step());
             }
             if reached {
@@ -116,7 +119,7 @@ impl<'a> Run<'a> {
             }
         }
         if saved != Some(trainer.step()) {
-            self.save(&trainer)
+            self.save(&trainer, logged)
         } else {
             Ok(())
         }
@@ -125,9 +128,16 @@ impl<'a> Run<'a> {
     fn save<B: Backend + Clone, C: Collective + 'static>(
         &self,
         trainer: &RankTrainer<'_, B, C>,
+        logged: bool,
     ) -> Result<(), Error> {
-        if let Some(checkpoint) = trainer.checkpoint()? {
+        if let Some(checkpoint) = trainer.checkpoint()?
+            && logged
+        {
             let path = &self.checkpoint;
+            // The log is on the disk before a checkpoint that counts on it.
+            let log = log_path(&self.config.out);
+            let synced = File::open(&log).and_then(|file| file.sync_all());
+            synced.map_err(Error::io(log))?;
             checkpoint.save(path, &self.identity)?;
             tracing::info!(step = checkpoint.step, path = %path.display(), "checkpoint written");
         }
@@ -161,6 +171,7 @@ impl<'a> Outputs<'a> {
         if !config.resume {
             forget(&run.checkpoint)?;
         }
+        files::remove_leftovers(&run.checkpoint)?;
         observer.start(done, config.steps);
         Ok(Self {
             config,
@@ -179,16 +190,19 @@ impl<'a> Outputs<'a> {
         last.is_some_and(|last| reached_target(self.config, last))
     }
 
-    /// Takes in a step. What cannot be written ends the run after it.
-    pub(super) fn record(&mut self, record: &StepRecord, trace: Option<StepTrace>) {
+    /// Takes in a step, and says whether the log has it. What cannot be written ends the run after it.
+    pub(super) fn record(&mut self, record: &StepRecord, trace: Option<StepTrace>) -> bool {
+        let mut in_log = false;
         if self.logged.is_ok() {
             let logged = self.log.append(record);
+            in_log = logged.is_ok();
             self.logged = logged.and_then(|()| self.trace.append(trace));
         }
         if self.logged.is_err() {
             self.stop.store(true, Ordering::Relaxed);
         }
         self.observer.step(record);
+        in_log
     }
 
     /// Completes the files after the run has ended as `ran` says, and returns the records of the whole run. Steps that were done are worth

@@ -95,12 +95,18 @@ fn ranks<B: Backend + Clone>(
     std::thread::scope(|scope| {
         let start = |trainer| {
             let send = send.clone();
-            scope.spawn(move || run.rank(trainer, |step, trace| send.send((step, trace)).is_ok()))
+            // A rank goes on once its step is written, so that no checkpoint is ahead of the log.
+            let record = move |step, trace| {
+                let (answer, written) = mpsc::channel();
+                send.send((step, trace, answer)).is_ok() && written.recv().unwrap_or(false)
+            };
+            scope.spawn(move || run.rank(trainer, record))
         };
         let ranks: Vec<_> = trainers.into_iter().map(start).collect();
         drop(send);
-        for (record, trace) in receive {
-            outputs.record(&record, trace);
+        for (record, trace, answer) in receive {
+            // A rank that does not wait for the answer has ended, and its own error says how.
+            let _ = answer.send(outputs.record(&record, trace));
         }
         let results = ranks.into_iter().enumerate().map(|(rank, thread)| {
             thread.join().unwrap_or_else(|panic| {

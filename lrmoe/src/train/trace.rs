@@ -7,9 +7,9 @@ use lrmoe_metric::Scores;
 use lrmoe_plan::Loads;
 use ndarray::{Array2, Array3, Axis, s};
 
-use super::checkpoint::folder_of;
 use crate::config::TrainConfig;
 use crate::error::Error;
+use crate::files::folder_of;
 use crate::policy::Policy;
 use crate::trace::{PairRecord, TraceSettings, TraceWriter, check_output};
 

@@ -29,12 +29,18 @@ impl Folder {
 
     /// The program with the small model, its ranks threads.
     pub(crate) fn threads(&self, options: &str) -> Output {
+        let mut program = self.thread_program(options);
+        self.quiet(&mut program).output().expect("starts")
+    }
+
+    /// What starts it.
+    pub(crate) fn thread_program(&self, options: &str) -> Command {
         let mut program = Command::new(env!("CARGO_BIN_EXE_lrmoe"));
         program
             .args(SMALL.split_whitespace())
             .args(["--ranks", "4"]);
         program.args(options.split_whitespace());
-        self.quiet(&mut program).output().expect("starts")
+        program
     }
 
     /// The same under `mpirun`, which takes `settings`.
@@ -77,7 +83,7 @@ impl Folder {
         self.under_mpirun("--enable-recovery", &program, options)
     }
 
-    fn quiet<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    pub(crate) fn quiet<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command
             .current_dir(self.0.path())
             .env("CANDLE_NUM_THREADS", "1");

@@ -1,5 +1,7 @@
-//! The program under `mpirun`, every rank a process: the same run as with threads; and what is left when a rank dies or stops, with threads too.
+//! The program under `mpirun`, every rank a process: the same run as with threads; and what is left when a rank dies or stops, or the disk is
+//! full, with threads too.
 
+mod disk;
 mod faults;
 mod hosts;
 mod job;
@@ -55,6 +57,9 @@ fn main() -> ExitCode {
         hosts = hosts.with_ignored_flag(true);
     }
     trials.push(hosts);
+    let why = disk::missing().map_or(String::new(), |missing| format!(" ({missing})"));
+    let full = Trial::test(format!("threads::disk::full{why}"), disk::full);
+    trials.push(full.with_ignored_flag(disk::missing().is_some()));
     trials.extend([
         Trial::test("threads::faults::returned", leaving::threads_return),
         Trial::test("threads::faults::panicked", leaving::threads_panic),
