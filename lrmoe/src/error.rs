@@ -78,6 +78,18 @@ pub enum Error {
         /// Number of ranks.
         ranks: usize,
     },
+    /// A world other than the one that the layer was made for.
+    #[error("a layer for rank {rank} of {ranks} was called by rank {found_rank} of {found_ranks}")]
+    OtherWorld {
+        /// The layer's rank.
+        rank: usize,
+        /// Ranks it was made for.
+        ranks: usize,
+        /// The rank that calls.
+        found_rank: usize,
+        /// Ranks of its world.
+        found_ranks: usize,
+    },
     /// More experts per token than experts, or none.
     #[error("top-k {top_k} must be at least 1 and at most the number of experts, {experts}")]
     TopK {

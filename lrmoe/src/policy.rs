@@ -339,7 +339,13 @@ pub(crate) struct SymiCapacity {
 
 impl SymiCapacity {
     /// Before the first step every expert counts as equally popular.
-    pub(crate) fn new(capacity_factor: f64, slots: u32, experts: usize) -> Result<Self, Error> {
+    pub(crate) fn new(capacity_factor: f64, slots: &[u32], experts: usize) -> Result<Self, Error> {
+        let slots = slots.iter().map(|&slots| u64::from(slots)).sum::<u64>();
+        let slots = u32::try_from(slots).map_err(|_| lrmoe_plan::Error::OutOfRange {
+            what: "slots over all ranks",
+            value: slots as f64,
+            range: "0 to 4294967295",
+        })?;
         let mut capacity = Self {
             capacity_factor,
             slots,

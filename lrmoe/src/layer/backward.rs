@@ -101,6 +101,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         self.stats.selection = checksum(&selection.pairs, stash.first_pair);
         self.selector.selection = selection;
         self.has_selection = true;
+        if let Some(observed) = self.observed.take() {
+            self.profile = observed;
+        }
         self.stash = stash;
         self.record_buffers();
         Ok(())

@@ -37,10 +37,12 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         y: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let mut clock = Clock::start();
+        self.check_world(comm)?;
         self.check_forward(B::len(x), expert_ids, gate_weights)?;
         let mut stash = Stash::default();
         if step.is_some() {
             self.stats = LayerStats::default();
+            self.observed = None;
             stash = std::mem::take(&mut self.stash);
             stash.step = None;
             self.rows.has_x = false;
@@ -168,6 +170,20 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         pass.lap(Stage::Compact);
         self.lists = lists;
         Ok(())
+    }
+
+    fn check_world<C: Collective>(&self, comm: &C) -> Result<(), Error> {
+        let (rank, ranks) = (self.rank, self.config.topology.ranks());
+        let (found_rank, found_ranks) = (comm.rank(), comm.ranks());
+        if (found_rank, found_ranks) == (rank, ranks) {
+            return Ok(());
+        }
+        Err(Error::OtherWorld {
+            rank,
+            ranks,
+            found_rank,
+            found_ranks,
+        })
     }
 
     fn check_forward(

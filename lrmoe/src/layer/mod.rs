@@ -115,6 +115,8 @@ pub struct MoeLayer<B: Backend<T> = Cpu, T: LayerElement = f32> {
     experts: Experts<B, T>,
     symi: Option<SymiCapacity>,
     profile: Profile,
+    /// The profile with the scores of a step whose backward pass is not done: a forward pass that is repeated counts once.
+    observed: Option<Profile>,
     stash: Stash<B, T>,
     selector: Selector,
     has_selection: bool,
@@ -172,6 +174,10 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         if config.chunk_rows == 0 {
             return Err(Error::NoChunk);
         }
+        let FfnShape { width, hidden, .. } = config.shape;
+        if width == 0 || hidden == 0 {
+            return Err(lrmoe_kernels::Error::EmptyExpert { width, hidden }.into());
+        }
         config.policy.check()?;
         config.policy.check_stash(config.stash)?;
         let placement = first_placement(&config)?;
@@ -179,8 +185,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             rank,
             experts: Experts::new(&backend, config.shape, rank, placement, init)?,
             backend,
-            symi: symi_capacity(&config)?,
+            symi: symi_capacity(&config.policy, &config)?,
             profile: Profile::new(config.experts),
+            observed: None,
             stash: Stash::default(),
             selector: Selector::default(),
             has_selection: false,
@@ -205,12 +212,13 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// where they are until the next update.
     ///
     /// # Errors
-    /// Settings that contradict each other; a SYMI policy whose capacities cannot be had; a score that the stash mode cannot wait for.
+    /// Settings that contradict each other; a SYMI policy whose capacities cannot be had; a score that the stash mode cannot wait for. The policy
+    /// is then as it was.
     pub fn set_policy(&mut self, policy: Policy) -> Result<(), Error> {
         policy.check()?;
         policy.check_stash(self.config.stash)?;
+        self.symi = symi_capacity(&policy, &self.config)?;
         self.config.policy = policy;
-        self.symi = symi_capacity(&self.config)?;
         self.stash.step = None;
         Ok(())
     }
@@ -341,12 +349,11 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     }
 }
 
-fn symi_capacity(config: &LayerConfig) -> Result<Option<SymiCapacity>, Error> {
-    let Policy::Symi { capacity_factor } = config.policy else {
+fn symi_capacity(policy: &Policy, config: &LayerConfig) -> Result<Option<SymiCapacity>, Error> {
+    let &Policy::Symi { capacity_factor } = policy else {
         return Ok(None);
     };
-    let slots = config.slots.iter().sum();
-    SymiCapacity::new(capacity_factor, slots, config.experts).map(Some)
+    SymiCapacity::new(capacity_factor, &config.slots, config.experts).map(Some)
 }
 
 /// Before any load is known every expert counts alike.

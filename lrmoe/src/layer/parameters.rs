@@ -21,7 +21,21 @@ pub(super) fn all_parameters(
     experts: usize,
     mut init: impl FnMut(usize) -> ExpertParameters,
 ) -> Result<Vec<f32>, Error> {
-    let (block, matrices) = (shape.width * shape.hidden, matrices(shape));
+    let matrices = matrices(shape);
+    let factors = [
+        size_of::<f32>(),
+        matrices,
+        experts,
+        shape.width,
+        shape.hidden,
+    ];
+    let bytes = factors
+        .iter()
+        .fold(1, |all: u128, &factor| all.saturating_mul(factor as u128));
+    if bytes > isize::MAX as u128 {
+        return Err(Error::Memory { bytes });
+    }
+    let block = shape.width * shape.hidden;
     let mut all = vec![0.0; matrices * experts * block];
     for expert in 0..experts {
         let ExpertParameters { gate, up, down } = init(expert);

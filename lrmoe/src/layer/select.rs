@@ -103,8 +103,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         let scores = scores.as_ref().expect("just made");
         let on_host = backend.host_scores(scores)?;
         let decay = self.config.profile_decay;
-        self.profile
-            .observe(pairs, &on_host, decay, &mut Over(comm))?;
+        let mut observed = self.profile.clone();
+        observed.observe(pairs, &on_host, decay, &mut Over(comm))?;
+        self.observed = Some(observed);
         clock.lap(&mut self.stats.seconds, Stage::Score);
         backend.select_to_host(
             selecting.method,

@@ -83,7 +83,7 @@ impl Layer {
         let symi = match rules.policy() {
             PolicyName::Symi => Some(SymiCapacity::new(
                 rules.settings.capacity_factor,
-                rules.slots.iter().sum(),
+                &rules.slots,
                 experts,
             )?),
             _ => None,

@@ -136,7 +136,7 @@ pub(super) fn assert_whole(stepped: &[Stepped], batch: &Batch, policy: &Policy, 
 }
 
 #[test]
-fn trains_through_ranks_without_tokens() {
+fn a_rank_without_tokens_skips_no_collective() {
     let batch = Batch::random(24, (8, 12), (6, 2), 5);
     for policy in all_policies() {
         let config = batch.config(4, policy);

@@ -1,5 +1,6 @@
 //! The composed layer: gradients, invariance, and routing that leaves ranks or experts empty.
 
+mod bad_inputs;
 #[path = "../common/mod.rs"]
 mod common;
 mod edges;
@@ -71,7 +72,7 @@ fn the_router_gradient_of_all_pairs_is_exact() {
 }
 
 #[test]
-fn any_number_of_ranks_gives_the_gradients_of_one() {
+fn expert_parallelism_does_not_double_gradients() {
     let batch = Batch::random(70, (16, 24), (8, 2), 2);
     let one = step(&batch, &batch.config(1, Policy::Dropless));
     for ranks in [2, 3, 4, 8] {
@@ -257,7 +258,7 @@ fn frozen_experts_keep_their_weights() {
 }
 
 #[test]
-fn symi_drops_by_position_beyond_the_capacity() {
+fn all_tokens_to_one_expert_at_capacity_factor_1() {
     let mut batch = Batch::random(40, (8, 12), (4, 1), 13);
     batch.expert_ids.fill(0);
     let mut config = batch.config(
