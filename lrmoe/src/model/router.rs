@@ -79,6 +79,8 @@ fn top_k_of_rows(rows: &[f32], experts: usize, k: usize) -> Result<Vec<u32>, usi
 
 #[cfg(test)]
 mod tests {
+    use lrmoe_kernels::half::bf16;
+
     use super::top_k_of_rows;
 
     #[test]
@@ -95,7 +97,22 @@ mod tests {
     }
 
     #[test]
-    fn nan_names_its_token() {
+    fn nan_logits_do_not_select_expert_0_eight_times() {
         assert_eq!(top_k_of_rows(&[0.5, 0.5, f32::NAN, 0.5], 2, 1), Err(1));
+        let nan = [f32::NAN; 16];
+        assert_eq!(top_k_of_rows(&nan, 16, 8), Err(0));
+        let mut last = [0.0; 16];
+        last[15] = f32::NAN;
+        assert_eq!(top_k_of_rows(&last, 16, 8), Err(0));
+    }
+
+    /// Probabilities are compared as f32, whatever the rows are stored in.
+    #[test]
+    fn bf16_rounding_before_top_k_makes_no_ties() {
+        let rows = [0.25, 0.25 + 1e-4, 0.25 - 1e-4, 0.25];
+        assert_eq!(top_k_of_rows(&rows, 4, 2), Ok(vec![1, 0]));
+        // Rounded, all are alike, and the lower ids would have it.
+        let rounded = rows.map(|p| bf16::from_f32(p).to_f32());
+        assert_eq!(top_k_of_rows(&rounded, 4, 2), Ok(vec![0, 1]));
     }
 }

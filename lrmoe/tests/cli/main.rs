@@ -198,7 +198,7 @@ fn the_same_seed_gives_the_same_run_for_any_number_of_threads() {
 }
 
 #[test]
-fn a_resumed_run_continues_bit_for_bit() {
+fn resume_does_not_change_the_loss() {
     let folder = Folder::new();
     for policy in ["lrmoe", "symi", "dropless"] {
         let (whole, parts) = (format!("{policy}-whole"), format!("{policy}-parts"));

@@ -8,13 +8,13 @@ use lrmoe_plan::Stash;
 use super::common::{Batch, Stepped, lrmoe, relative_error, split, steps, steps_on};
 
 /// f32 sums of a few dozen terms in another order, and another exponential, relative to the norm of a tensor.
-const ROUNDING: f64 = 1e-5;
+pub(super) const ROUNDING: f64 = 1e-5;
 
-fn pairs(stepped: &Stepped) -> Vec<u32> {
+pub(super) fn pairs(stepped: &Stepped) -> Vec<u32> {
     stepped.retained.iter().map(|(pair, _)| *pair).collect()
 }
 
-fn assert_close(device: &Stepped, cpu: &Stepped, tolerance: f64, what: &str) {
+pub(super) fn assert_close(device: &Stepped, cpu: &Stepped, tolerance: f64, what: &str) {
     let of = |step: &Stepped| {
         let weights = step
             .retained

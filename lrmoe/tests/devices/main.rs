@@ -1,4 +1,5 @@
-//! Layers and training on every device of this build and this machine, against the CPU: `wgpu`, `cuda`, and `cuda-emu`, the kernels of CUDA on the CPU.
+//! Layers and training on every device of this build and this machine, against the CPU: `wgpu`, `cuda`, and `cuda-emu`, the kernels of CUDA on the CPU;
+//! and the known troubles of other systems, on the CPU too.
 //!
 //! A missing device shows as ignored. `LRMOE_REQUIRE` is a comma-separated list of devices for which it is a failure.
 
@@ -6,6 +7,7 @@
 mod common;
 mod layer;
 mod training;
+mod troubles;
 
 use std::process::ExitCode;
 
@@ -39,6 +41,9 @@ fn trials<B: Backend + Clone + Sync>(candidate: &Candidate<B>) -> Vec<Trial> {
         trial("layer::stash_modes", layer::stash_modes),
         trial("training::first_steps", training::first_steps),
     ]
+    .into_iter()
+    .chain(troubles::trials(candidate))
+    .collect()
 }
 
 /// And that the device has its name.
@@ -84,5 +89,9 @@ fn main() -> ExitCode {
     }));
     #[cfg(not(feature = "cuda-emu"))]
     all.extend(not_built("cuda-emu"));
+    all.extend(troubles::trials(&Candidate {
+        name: "cpu",
+        device: Ok(lrmoe_kernels::Cpu),
+    }));
     libtest_mimic::run(&Arguments::from_args(), all).exit_code()
 }
