@@ -1,5 +1,10 @@
 //! What a step of the layer asks the heap for, on the CPU.
 
+#[path = "common/mod.rs"]
+mod common;
+#[path = "memory/long_run.rs"]
+mod long_run;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -292,6 +297,10 @@ fn main() -> ExitCode {
         trials::<f32>("f32", [410_000_000, 280_000_000]),
         trials::<bf16>("bf16", [240_000_000, 180_000_000]),
     ];
-    let trials = f32.into_iter().chain(bf16).collect();
+    let long_run = Trial::test(
+        "long_run::repeats_to_the_bit_in_flat_memory",
+        long_run::repeats_to_the_bit_in_flat_memory,
+    );
+    let trials = f32.into_iter().chain(bf16).chain([long_run]).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
