@@ -1,12 +1,10 @@
-//! The CUDA kernels, run on the CPU under AddressSanitizer, against the CPU's: selection and rows to the bit, the experts within rounding. Run with
-//! `cargo +nightly fuzz run emulator`.
-#![no_main]
-
 use arbitrary::Arbitrary;
-use libfuzzer_sys::fuzz_target;
 use lrmoe_kernels::lrmoe_metric::{Draw, Method, Pairs, Score, Solo};
 use lrmoe_kernels::ndarray::Array2;
-use lrmoe_kernels::{Activation, CompactRows, ComputeExperts, Cpu, Cuda, ExpertBuffers, FfnShape, RowBuffers, SelectPairs};
+use lrmoe_kernels::{
+    Activation, CompactRows, ComputeExperts, Cpu, Cuda, ExpertBuffers, FfnShape, RowBuffers,
+    SelectPairs,
+};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -48,12 +46,24 @@ impl Routed {
         let tokens = &input.tokens[..input.tokens.len().min(100)];
         let id = |(token, slot): (usize, usize)| {
             let first = usize::from(tokens[token]) % (experts + 1);
-            if first == experts { -1 } else { ((first + slot) % experts) as i32 }
+            if first == experts {
+                -1
+            } else {
+                ((first + slot) % experts) as i32
+            }
         };
         let ids = Array2::from_shape_fn((tokens.len(), top_k), id);
-        let given = |pair: usize| input.keys.get(pair % input.keys.len().max(1)).copied().unwrap_or(7);
+        let given = |pair: usize| {
+            input
+                .keys
+                .get(pair % input.keys.len().max(1))
+                .copied()
+                .unwrap_or(7)
+        };
         // Keys of every size, many of them alike.
-        let keys = (0..ids.len()).map(|pair| u32::from(given(pair)).wrapping_mul(0x0001_0001)).collect();
+        let keys = (0..ids.len())
+            .map(|pair| u32::from(given(pair)).wrapping_mul(0x0001_0001))
+            .collect();
         let quota = |expert: usize| u32::from(input.quotas.get(expert).copied().unwrap_or(3));
         Self {
             experts,
@@ -66,13 +76,31 @@ impl Routed {
     }
 
     fn select<B: Backend>(&self, backend: &B) -> Kept {
-        let pairs = Pairs::new(self.ids.view(), self.gates.view(), self.experts, 0).expect("ids are in range");
+        let pairs = Pairs::new(self.ids.view(), self.gates.view(), self.experts, 0)
+            .expect("ids are in range");
         let pairs = backend.pairs(&pairs).expect("memory");
         let keys = backend.upload(&self.keys).expect("memory");
-        let by_keys = backend.select_keys(&pairs, &keys, &self.quotas, &mut Solo).expect("valid keys");
-        let scores = backend.score(Score::Gate, &pairs, None, None, &mut Solo).expect("finite scores");
-        let draw = Draw { seed: self.seed, step: 1, layer: 2 };
-        let kept = backend.select(Method::Priority, &pairs, &scores, &self.quotas, draw, &mut Solo).expect("finite scores");
+        let by_keys = backend
+            .select_keys(&pairs, &keys, &self.quotas, &mut Solo)
+            .expect("valid keys");
+        let scores = backend
+            .score(Score::Gate, &pairs, None, None, &mut Solo)
+            .expect("finite scores");
+        let draw = Draw {
+            seed: self.seed,
+            step: 1,
+            layer: 2,
+        };
+        let kept = backend
+            .select(
+                Method::Priority,
+                &pairs,
+                &scores,
+                &self.quotas,
+                draw,
+                &mut Solo,
+            )
+            .expect("finite scores");
         let weights = backend.download(&kept.weights).expect("memory");
         Kept(
             backend.download(&by_keys.pairs).expect("memory"),
@@ -107,7 +135,12 @@ impl Rows {
         let expert = |pair: u32| routed.ids[[pair as usize / top_k, pair as usize % top_k]];
         let mut pairs = kept.to_vec();
         pairs.sort_by_key(|pair| expert(*pair));
-        let before = |e: usize| pairs.iter().filter(|pair| (expert(**pair) as usize) < e).count();
+        let before = |e: usize| {
+            pairs
+                .iter()
+                .filter(|pair| (expert(**pair) as usize) < e)
+                .count()
+        };
         Self {
             shape: FfnShape {
                 width: usize::from(input.width % 70) + 1,
@@ -134,39 +167,117 @@ impl Rows {
     }
 
     fn run<B: Backend>(&self, backend: &B) -> Found {
-        let FfnShape { width, hidden, activation } = self.shape;
+        let FfnShape {
+            width,
+            hidden,
+            activation,
+        } = self.shape;
         let (rows, instances) = (self.pairs.len(), self.offsets.len() - 1);
-        let upload = |count: usize, salt: u32| backend.upload(&self.numbers(count, salt)).expect("memory");
+        let upload =
+            |count: usize, salt: u32| backend.upload(&self.numbers(count, salt)).expect("memory");
         let tokens = upload(self.tokens * width, 1);
-        let index: Vec<u32> = self.pairs.iter().map(|pair| pair / self.top_k as u32).collect();
-        let index = backend.row_index(&index, self.tokens).expect("rows of tokens");
-        let (mut x, mut out, mut sums) = (B::Buffer::default(), B::Buffer::default(), upload(self.tokens * width, 2));
-        backend.gather(&tokens, width, &index, &mut x).expect("memory");
-        let places = backend.pair_rows(&self.pairs, self.tokens, self.top_k).expect("distinct pairs");
+        let index: Vec<u32> = self
+            .pairs
+            .iter()
+            .map(|pair| pair / self.top_k as u32)
+            .collect();
+        let index = backend
+            .row_index(&index, self.tokens)
+            .expect("rows of tokens");
+        let (mut x, mut out, mut sums) = (
+            B::Buffer::default(),
+            B::Buffer::default(),
+            upload(self.tokens * width, 2),
+        );
+        backend
+            .gather(&tokens, width, &index, &mut x)
+            .expect("memory");
+        let places = backend
+            .pair_rows(&self.pairs, self.tokens, self.top_k)
+            .expect("distinct pairs");
         let p = upload(rows, 3);
-        backend.scatter_add(&x, width, &places, self.weighted.then_some(&p), &mut sums).expect("memory");
+        backend
+            .scatter_add(&x, width, &places, self.weighted.then_some(&p), &mut sums)
+            .expect("memory");
         let mut moved: Vec<u32> = Vec::new();
         for buffer in [&x, &sums] {
-            moved.extend(backend.download(buffer).expect("memory").into_iter().map(f32::to_bits));
+            moved.extend(
+                backend
+                    .download(buffer)
+                    .expect("memory")
+                    .into_iter()
+                    .map(f32::to_bits),
+            );
         }
 
         let matrices = instances * width * hidden;
         let matrix = |salt: u32| upload(matrices, salt);
-        let weights = ExpertBuffers::<B> { gate: activation.is_gated().then(|| matrix(4)), up: matrix(5), down: matrix(6) };
-        let mut gradients = ExpertBuffers::<B> { gate: activation.is_gated().then(|| matrix(7)), up: matrix(8), down: matrix(9) };
-        let (dy, w, mut norms) = (upload(rows * width, 10), upload(rows, 11), B::Buffer::default());
-        let (mut scratch, mut dx, mut dp) = (B::Scratch::default(), B::Buffer::default(), B::Buffer::default());
+        let weights = ExpertBuffers::<B> {
+            gate: activation.is_gated().then(|| matrix(4)),
+            up: matrix(5),
+            down: matrix(6),
+        };
+        let mut gradients = ExpertBuffers::<B> {
+            gate: activation.is_gated().then(|| matrix(7)),
+            up: matrix(8),
+            down: matrix(9),
+        };
+        let (dy, w, mut norms) = (
+            upload(rows * width, 10),
+            upload(rows, 11),
+            B::Buffer::default(),
+        );
+        let (mut scratch, mut dx, mut dp) = (
+            B::Scratch::default(),
+            B::Buffer::default(),
+            B::Buffer::default(),
+        );
         backend
-            .forward(&self.shape, &weights, &self.offsets, &x, &mut scratch, &mut out, Some(&mut norms), None)
+            .forward(
+                &self.shape,
+                &weights,
+                &self.offsets,
+                &x,
+                &mut scratch,
+                &mut out,
+                Some(&mut norms),
+                None,
+            )
             .expect("sizes that fit");
-        let inputs = RowBuffers { x: &x, dy: &dy, gate_weights: &p, weights: &w };
+        let inputs = RowBuffers {
+            x: &x,
+            dy: &dy,
+            gate_weights: &p,
+            weights: &w,
+        };
         // Every other instance adds to what is there.
         let adds: Vec<bool> = (0..instances).map(|instance| instance % 2 == 1).collect();
         backend
-            .backward(&self.shape, &weights, &self.offsets, &inputs, None, &mut scratch, &mut dx, &mut dp, &mut gradients, &adds)
+            .backward(
+                &self.shape,
+                &weights,
+                &self.offsets,
+                &inputs,
+                None,
+                &mut scratch,
+                &mut dx,
+                &mut dp,
+                &mut gradients,
+                &adds,
+            )
             .expect("sizes that fit");
-        let mut computed = vec![backend.download(&norms).expect("memory").iter().map(|norm| norm.value() as f32).collect()];
-        for buffer in [&out, &dx, &dp, &gradients.up, &gradients.down].into_iter().chain(&gradients.gate) {
+        let mut computed = vec![
+            backend
+                .download(&norms)
+                .expect("memory")
+                .iter()
+                .map(|norm| norm.value() as f32)
+                .collect(),
+        ];
+        for buffer in [&out, &dx, &dp, &gradients.up, &gradients.down]
+            .into_iter()
+            .chain(&gradients.gate)
+        {
             computed.push(backend.download(buffer).expect("memory"));
         }
         Found { moved, computed }
@@ -175,12 +286,29 @@ impl Rows {
 
 fn assert_close(found: &[f32], expected: &[f32], what: usize) {
     assert_eq!(found.len(), expected.len());
-    let pairs = || found.iter().zip(expected).map(|(a, b)| (f64::from(*a), f64::from(*b)));
-    let (error, size) = (pairs().map(|(a, b)| (a - b).powi(2)).sum::<f64>(), pairs().map(|(_, b)| b * b).sum::<f64>());
-    assert!(error.sqrt() <= 1e-5 * size.sqrt() + 1e-30, "result {what} is off by {} of {}", error.sqrt(), size.sqrt());
+    let pairs = || {
+        found
+            .iter()
+            .zip(expected)
+            .map(|(a, b)| (f64::from(*a), f64::from(*b)))
+    };
+    let (error, size) = (
+        pairs().map(|(a, b)| (a - b).powi(2)).sum::<f64>(),
+        pairs().map(|(_, b)| b * b).sum::<f64>(),
+    );
+    assert!(
+        error.sqrt() <= 1e-5 * size.sqrt() + 1e-30,
+        "result {what} is off by {} of {}",
+        error.sqrt(),
+        size.sqrt()
+    );
 }
 
-fuzz_target!(|input: Input| {
+/// The CUDA kernels, run on the CPU, against the CPU's: selection and rows to the bit, the experts within rounding.
+pub fn emulator(data: &[u8]) {
+    let Some(input) = crate::input::of::<Input>(data) else {
+        return;
+    };
     let (routed, emulated) = (Routed::new(&input), Cuda::emulated());
     let kept = routed.select(&Cpu);
     assert_eq!(routed.select(&emulated), kept);
@@ -190,4 +318,4 @@ fuzz_target!(|input: Input| {
     for (what, (found, expected)) in found.computed.iter().zip(&expected.computed).enumerate() {
         assert_close(found, expected, what);
     }
-});
+}
