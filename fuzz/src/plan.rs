@@ -306,11 +306,35 @@ fn check_refusal(request: &PlanRequest<'_>, error: &Error) {
             smallest,
         } => {
             assert_eq!(budget, request.budget[rank]);
-            assert!(missing > 0 && u128::from(budget) + u128::from(missing) <= smallest.into());
+            let reached = u128::from(budget) + u128::from(missing);
+            assert!(missing > 0 && reached <= smallest.into(), "{error}");
             check_smallest(request, smallest);
+        }
+        Error::TooManyBytes { rank } => {
+            assert!(rank < request.budget.len());
+            assert!(most_bytes(request) >= u64::MAX.into(), "{error}");
         }
         _ => panic!("{error}"),
     }
+}
+
+/// What no rank needs more than: all experts, all slots, all rows at once.
+fn most_bytes(request: &PlanRequest<'_>) -> u128 {
+    let (memory, loads) = (request.memory, request.loads);
+    let rows = u64::from(loads.total());
+    let slots = request.slots.unwrap_or_default().iter().copied().max();
+    let slots = u64::from(slots.unwrap_or(0)).max(loads.experts() as u64);
+    let products = [
+        (slots, memory.shape.slot_bytes()),
+        (rows, memory.forward_row_bytes()),
+        (1, memory.stash_bytes(rows, 0)),
+        (1, memory.optimizer_bytes(loads.experts(), loads.ranks())),
+        (1, memory.fixed),
+    ];
+    products
+        .iter()
+        .map(|&(a, b)| u128::from(a) * u128::from(b))
+        .sum()
 }
 
 /// The same budget everywhere works from `smallest` bytes on.
@@ -327,10 +351,6 @@ fn check_smallest(request: &PlanRequest<'_>, smallest: u64) {
         }
         plan
     };
-    // No budget is enough for what takes more bytes than can be counted.
-    if smallest == u64::MAX {
-        return;
-    }
     with(smallest, true).expect("the smallest budget works");
     match with(smallest - 1, false) {
         Err(Error::BudgetTooSmall {
