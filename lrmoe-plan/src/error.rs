@@ -101,6 +101,12 @@ pub enum Error {
         /// The smallest budget in bytes that works if every rank has it.
         smallest: u64,
     },
+    /// Memory of more bytes than any budget can be.
+    #[error("rank {rank} needs {} bytes or more, which no budget can be", u64::MAX)]
+    TooManyBytes {
+        /// The first such rank.
+        rank: usize,
+    },
     /// A name that stands for nothing.
     #[error("unknown {what} `{name}`, expected one of {expected}")]
     UnknownName {

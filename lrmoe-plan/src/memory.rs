@@ -3,7 +3,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::arithmetic::{product, sum};
+use crate::arithmetic::{left, product, sum};
 use crate::error::expect;
 use crate::policy::enough_slots;
 use crate::{Error, ExpertShape, Placement};
@@ -267,8 +267,8 @@ impl MemoryModel {
     /// # Errors
     ///
     /// [`Error::Mismatch`] if there are not as many budgets as slots, [`Error::NoRanks`],
-    /// [`Error::TooFewSlots`] if the slots cannot hold every expert once, [`Error::BudgetTooSmall`] if a rank
-    /// cannot hold its slots and one chunk of rows.
+    /// [`Error::TooFewSlots`] if the slots cannot hold every expert once, [`Error::BudgetTooSmall`] or
+    /// [`Error::TooManyBytes`] if a rank cannot hold its slots and one chunk of rows.
     pub fn capacities(
         &self,
         slots: &[u32],
@@ -319,7 +319,7 @@ fn within_budget(needed: &[u64], budget: &[u64]) -> Result<(), Error> {
     if needed
         .iter()
         .zip(budget)
-        .any(|(needed, budget)| needed > budget)
+        .any(|(&needed, &budget)| left(budget, needed).is_none())
     {
         return Err(budget_too_small(needed, budget));
     }
@@ -332,6 +332,9 @@ fn within_budget(needed: &[u64], budget: &[u64]) -> Result<(), Error> {
 ///
 /// If there are no ranks.
 pub(crate) fn budget_too_small(needed: &[u64], budget: &[u64]) -> Error {
+    if let Some(rank) = needed.iter().position(|&bytes| bytes == u64::MAX) {
+        return Error::TooManyBytes { rank };
+    }
     let missing = |rank: usize| needed[rank].saturating_sub(budget[rank]);
     let rank = (0..needed.len()).rev().max_by_key(|&rank| missing(rank));
     let rank = rank.expect("a layer has ranks");

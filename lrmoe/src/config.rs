@@ -148,6 +148,9 @@ impl TrainOptions {
         if text.is_empty() {
             return Err(ConfigError::NoText);
         }
+        if self.resume && self.overwrite {
+            return Err(ConfigError::ResumeOverwrite);
+        }
         let model = self.model()?;
         let ranks = self.ranks()?;
         let per_node = self.ranks_per_node.unwrap_or(ranks);

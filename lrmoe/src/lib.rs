@@ -17,7 +17,7 @@
 //!
 //! The language model in [`model`] and the loop in [`train`] show how a trainer takes the layer up: the dense part is candle's, the layer is a
 //! custom op. [`trace`] reads and writes routing traces, [`replay`] says what they would have cost under other placement policies.
-//! [`bench`](mod@bench) times the layer.
+//! [`bench`](mod@bench) times the layer. [`cli`] is the program's command line.
 //!
 //! ```
 //! use lrmoe::layer::{ExpertParameters, LayerConfig, MoeLayer};
@@ -59,6 +59,7 @@ pub mod adamw;
 mod backend;
 pub mod bench;
 pub mod calibrate;
+pub mod cli;
 pub mod config;
 pub mod error;
 pub mod exchange;

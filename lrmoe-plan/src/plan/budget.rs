@@ -3,7 +3,7 @@
 use super::PlanRequest;
 use super::layout::{Layout, place};
 use super::rows::spread;
-use crate::arithmetic::{product, sum};
+use crate::arithmetic::{left, product, sum};
 use crate::{Error, MemoryModel};
 
 /// Slots for every expert once, as even as possible.
@@ -34,7 +34,7 @@ fn forward_bytes(memory: &MemoryModel, rows: u64) -> u64 {
 /// The most forward rows that fit into `bytes`.
 fn most_forward_rows(memory: &MemoryModel, bytes: u64) -> u64 {
     let (buffer, stash) = (memory.forward_row_bytes(), memory.stash_per_forward_row());
-    match bytes.checked_sub(forward_bytes(memory, memory.chunk_rows)) {
+    match left(bytes, forward_bytes(memory, memory.chunk_rows)) {
         Some(left) => memory
             .chunk_rows
             .saturating_add(left.checked_div(stash).unwrap_or(u64::MAX)),
@@ -51,7 +51,7 @@ pub(super) fn limits(
     let (experts, ranks) = (request.loads.experts(), slots.len());
     let most = |(rank, &slots): (usize, &u32)| {
         let held = request.memory.without_rows(slots, experts, ranks);
-        let left = budget(rank).checked_sub(held)?;
+        let left = left(budget(rank), held)?;
         Some(most_forward_rows(request.memory, left).min(request.loads.total().into()))
     };
     slots.iter().enumerate().map(most).collect()

@@ -6,6 +6,7 @@ use std::collections::BinaryHeap;
 use super::PlanRequest;
 use super::budget::{fewest_slots, least_needed, limits, needed, reserve};
 use super::rows::spread;
+use crate::arithmetic::left;
 use crate::error::expect;
 use crate::flow::Flow;
 use crate::memory::budget_too_small;
@@ -164,7 +165,7 @@ fn fitting_slots(request: &PlanRequest<'_>, rows: u64) -> Option<Vec<u32>> {
     let bare = request.memory.without_rows(0, experts, ranks);
     let slot = request.memory.shape.slot_bytes().max(1);
     let fitting = |&budget: &u64| {
-        let left = budget.checked_sub(bare)?.saturating_sub(rows);
+        let left = left(budget, bare)?.saturating_sub(rows);
         Some((left / slot).min(experts as u64) as u32)
     };
     request.budget.iter().map(fitting).collect()

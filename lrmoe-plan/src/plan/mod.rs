@@ -168,7 +168,8 @@ pub enum Constraint {
 ///
 /// [`Error::Mismatch`] if the inputs have different numbers of ranks or experts; [`Error::OutOfRange`] for the retention, the
 /// time budget or a number of the cluster; what the placement policy returns; [`Error::RankSlots`] if the policy places
-/// more on a rank than it has slots; [`Error::BudgetTooSmall`] if the budgets cannot hold every expert and the forward pass.
+/// more on a rank than it has slots; [`Error::BudgetTooSmall`] or [`Error::TooManyBytes`] if the budgets cannot hold every
+/// expert and the forward pass.
 pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, Error> {
     request.check()?;
     let wanted = wanted(request.loads, request.retention)?;

@@ -67,18 +67,19 @@ fn every_term_by_hand() {
     );
 }
 
+/// No budget is enough, not even the largest there is.
 #[test]
-fn sizes_beyond_u64_stay_at_its_end() {
-    let mut huge = model(true);
-    huge.shape.width = usize::MAX;
-    let result = huge.capacities(&[1], 1, &[7]);
-    assert!(matches!(
-        result,
-        Err(Error::BudgetTooSmall {
-            smallest: u64::MAX,
-            ..
-        })
-    ));
+fn more_bytes_than_can_be_counted_are_refused() {
+    let mut wide = model(true);
+    wide.shape.width = usize::MAX;
+    let mut fixed = model(true);
+    fixed.fixed = u64::MAX;
+    for huge in [wide, fixed] {
+        for budget in [7, u64::MAX] {
+            let error = huge.capacities(&[1], 1, &[budget]).unwrap_err();
+            assert!(matches!(error, Error::TooManyBytes { rank: 0 }), "{error}");
+        }
+    }
 }
 
 #[test]

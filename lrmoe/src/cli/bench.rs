@@ -4,20 +4,21 @@ use std::path::PathBuf;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use lrmoe::bench::{Report, Settings, bench, pool};
-use lrmoe::config::{Device, Dtype};
-use lrmoe::error::Error;
-use lrmoe::files;
 use lrmoe_kernels::{Activation, FfnShape};
 use lrmoe_metric::Score;
 use lrmoe_plan::{ModelSpec, Stash};
+
+use crate::bench::{Report, Settings, bench, pool};
+use crate::config::{Device, Dtype};
+use crate::error::Error;
+use crate::files;
 
 /// Time one MoE layer on this machine: dropless training against LRMoE.
 ///
 /// Forward and backward passes of one layer on one rank, in turns: every pair backward (dropless), then the shares of --retention, with all
 /// that selecting them takes. Printed are milliseconds of every stage, ratios to dropless, rows, GFLOP/s and the memory of a step.
 /// No optimizer runs, and nothing is exchanged with other ranks.
-#[derive(Args)]
+#[derive(Args, Debug)]
 #[command(args_override_self = true)]
 #[command(after_help = "Examples:
   lrmoe bench                                              Qwen3-30B-A3B's layer, 4096 tokens, half of the pairs backward (8 GiB)

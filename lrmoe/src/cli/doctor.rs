@@ -5,18 +5,18 @@ mod cuda;
 use std::fmt;
 
 use clap::Args;
-use lrmoe::calibrate::{available_bytes, memory_bytes};
-use lrmoe::error::Error;
 use lrmoe_kernels::Cpu;
 use serde::Serialize;
 
 use super::model::GIB;
+use crate::calibrate::{available_bytes, memory_bytes};
+use crate::error::Error;
 use cuda::Cuda;
 
 /// Say what this machine offers: instruction sets, threads, memory, devices, and what is missing.
 ///
 /// Missing parts are listed with the command that would install them; they are no error of this command, which exits with 0.
-#[derive(Args)]
+#[derive(Args, Debug)]
 #[command(after_help = "Examples:
   lrmoe doctor           for people
   lrmoe doctor --json    the same as one JSON object")]

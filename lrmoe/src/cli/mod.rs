@@ -1,4 +1,4 @@
-//! The commands of the program.
+//! The program's command line and its commands.
 
 mod bench;
 mod doctor;
@@ -11,11 +11,44 @@ mod trace;
 mod train;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
-use clap::Subcommand;
-use lrmoe::config::{ConfigError, Device};
-use lrmoe::error::Error;
-use lrmoe::trace::{TraceError, check_output};
+use clap::{Parser, Subcommand};
+use tracing::Level;
+
+use crate::config::{ConfigError, Device};
+use crate::error::Error;
+use crate::trace::{TraceError, check_output};
+
+/// Train Mixture-of-Experts models whose backward work is planned: every routed pair runs forward, the pairs that matter
+/// run backward, within quotas, balanced over replicas of the experts.
+#[derive(Debug, Parser)]
+#[command(version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Say more on standard error (-v: checkpoints, -vv: everything)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+impl Cli {
+    /// Runs the command. An error is printed to standard error, and the exit code says of what kind it is.
+    pub fn run(self) -> ExitCode {
+        let level = [Level::WARN, Level::INFO, Level::TRACE][usize::from(self.verbose.min(2))];
+        tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_writer(std::io::stderr)
+            .init();
+        match self.command.run() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("lrmoe: {error}");
+                ExitCode::from(error.exit_code())
+            }
+        }
+    }
+}
 
 /// Checks before long work that its outputs can be written, and that no two of them and no input are one file.
 fn check_outputs<const N: usize>(
@@ -53,8 +86,8 @@ fn of_process(device: Device) -> Result<Device, ConfigError> {
     }
 }
 
-#[derive(Subcommand)]
-pub(crate) enum Command {
+#[derive(Subcommand, Debug)]
+enum Command {
     Train(Box<train::Train>),
     Sweep(sweep::Sweep),
     Replay(replay::Replay),
@@ -65,7 +98,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    pub(crate) fn run(self) -> Result<(), Error> {
+    fn run(self) -> Result<(), Error> {
         match self {
             Self::Train(train) => train.run(),
             Self::Sweep(sweep) => sweep.run(),

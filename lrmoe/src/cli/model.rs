@@ -1,15 +1,16 @@
 //! Options that say which model a tool is asked about.
 
 use clap::Args;
-use lrmoe::config::Dtype;
-use lrmoe::error::Error;
-use lrmoe::replay::{Model, ReplayError};
 use lrmoe_plan::{ExpertShape, ModelSpec};
+
+use crate::config::Dtype;
+use crate::error::Error;
+use crate::replay::{Model, ReplayError};
 
 pub(super) const GIB: f64 = (1u64 << 30) as f64;
 
 /// Sizes of a model, by name or one by one.
-#[derive(Args)]
+#[derive(Args, Debug)]
 pub(crate) struct ModelArguments {
     /// Model whose sizes count: qwen3-30b-a3b, glm-4.5-air, olmoe-1b-7b, mixtral-8x7b or tiny
     #[arg(long, value_name = "NAME", required_unless_present_all = ["width", "hidden"])]

@@ -3,18 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use lrmoe::config::cluster;
-use lrmoe::error::Error;
-use lrmoe::files;
-use lrmoe::replay::{PolicyName, ReplayError, read_loads};
 use lrmoe_plan::{Fixed, MemoryModel, Placement, PlanRequest, QuotaPolicy, Stash, Topology, plan};
 
 use super::model::{ModelArguments, budget};
+use crate::config::cluster;
+use crate::error::Error;
+use crate::files;
+use crate::replay::{PolicyName, ReplayError, read_loads};
 
 /// Plan one MoE layer for one load matrix: slots, placement, quotas, what each rank holds and what binds.
 ///
 /// Budget and time are for this layer alone.
-#[derive(Args)]
+#[derive(Args, Debug)]
 #[command(after_help = "Examples:
   lrmoe plan loads.csv --preset qwen3-30b-a3b --budget-gib 1.5
   lrmoe plan loads.npy --preset glm-4.5-air --policy symi --slots 20 --json plan.json

@@ -1,7 +1,7 @@
 //! A run whose ranks are the processes of an MPI job.
 
-use lrmoe::config::TrainOptions;
-use lrmoe::error::Error;
+use crate::config::TrainOptions;
+use crate::error::Error;
 
 /// Trains as one rank of the job. After a failure the process ends here: what is left of the job cannot leave MPI in order.
 #[cfg(feature = "mpi")]
@@ -52,8 +52,8 @@ fn run(
 ) -> Result<(), Error> {
     use std::time::Duration;
 
-    use lrmoe::progress::Progress;
-    use lrmoe::train::{Observer, settle, train_rank};
+    use crate::progress::Progress;
+    use crate::train::{Observer, settle, train_rank};
     use lrmoe_comm::rsmpi::traits::Communicator;
     use lrmoe_comm::{Collective, Mpi};
 
@@ -79,9 +79,9 @@ fn run(
 struct Unseen;
 
 #[cfg(feature = "mpi")]
-impl lrmoe::train::Observer for Unseen {
+impl crate::train::Observer for Unseen {
     fn start(&mut self, _: u32, _: u32) {}
-    fn step(&mut self, _: &lrmoe::train::StepRecord) {}
+    fn step(&mut self, _: &crate::train::StepRecord) {}
 }
 
 /// This program has no MPI.

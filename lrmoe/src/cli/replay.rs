@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use lrmoe::config::cluster;
-use lrmoe::error::Error;
-use lrmoe::files;
-use lrmoe::replay::{Contender, Report, Settings, Source, page, replay};
 use lrmoe_metric::Method;
 use lrmoe_plan::QuotaPolicy;
 
 use super::model::ModelArguments;
+use crate::config::cluster;
+use crate::error::Error;
+use crate::files;
+use crate::replay::{Contender, Report, Settings, Source, page, replay};
 
 /// Say what placement policies would have cost on recorded routing: memory, traffic, time.
 ///
 /// Where experts would have lived, what would have been dropped or left out of backward, and what that takes on the cluster,
 /// is worked out step by step from the routing of the trace. Nothing is trained; times are modelled.
-#[derive(Args)]
+#[derive(Args, Debug)]
 #[command(
     after_help = "POLICY is fixed (contiguous experts, no replicas), fixed-replicas (placed once, by the first steps), symi (replicas follow \
 popularity, pairs beyond capacity are dropped), flexmoe (replicas grow, shrink and migrate) or lrmoe (all pairs forward, a share RETENTION \

@@ -5,19 +5,19 @@ use std::sync::atomic::Ordering;
 
 use clap::Args;
 use indicatif::MultiProgress;
-use lrmoe::error::Error;
-use lrmoe::files;
-use lrmoe::progress::Progress;
-use lrmoe::sweep::{Grid, Left, Report, Run, State, Sweep as Runs, page};
 
 use super::train::stop_on_signal;
+use crate::error::Error;
+use crate::files;
+use crate::progress::Progress;
+use crate::sweep::{Grid, Left, Report, Run, State, Sweep as Runs, page};
 
 /// Train every combination of options that a grid lists, with every seed, and compare what they reach.
 ///
 /// Each run is one of `lrmoe train`, in OUT/runs/GROUP/seed-N. Ctrl-C ends the sweep after the current steps; the same command goes on: finished
 /// runs are kept, interrupted ones go on from their checkpoints. The report is printed and written to OUT/report.md, report.json and
 /// report.html, which needs nothing else.
-#[derive(Args)]
+#[derive(Args, Debug)]
 #[command(after_help = "GRID is a TOML file:
 
   seeds = [1, 2, 3]

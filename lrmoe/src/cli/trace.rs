@@ -4,22 +4,23 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use lrmoe::error::Error;
-use lrmoe::files;
-use lrmoe::trace::synth::{self, SynthShape, Workload};
-use lrmoe::trace::{Axes, ConvertOptions, Format, TraceReader, check_output, convert, inspect};
+
+use crate::error::Error;
+use crate::files;
+use crate::trace::synth::{self, SynthShape, Workload};
+use crate::trace::{Axes, ConvertOptions, Format, TraceReader, check_output, convert, inspect};
 
 /// Convert, look at and make routing traces.
 ///
 /// A trace says how many pairs each source rank sent to each expert, step by step and layer by layer. It is one safetensors file, recorded by
 /// `lrmoe train --record-trace`, converted from what other programs record, or made up.
-#[derive(Args)]
+#[derive(Args, Debug)]
 pub(crate) struct Trace {
     #[command(subcommand)]
     command: Command,
 }
 
-#[derive(Subcommand)]
+#[derive(Subcommand, Debug)]
 enum Command {
     Convert(Convert),
     Inspect(Inspect),
@@ -57,7 +58,7 @@ impl Trace {
 ///
 /// Megatron and CSV files are sorted by step. All formats are read as a stream except numpy arrays that do not start with their steps; jsonl
 /// keeps the steps that are not complete yet in memory.
-#[derive(Args)]
+#[derive(Args, Debug)]
 #[command(after_help = "Examples:
   lrmoe trace convert olmoe.jsonl --tokens-per-step 512 --ranks 8 --out olmoe.safetensors
   lrmoe trace convert rank*.jsonl --experts 128 --out run.safetensors
@@ -122,7 +123,7 @@ impl Convert {
 /// balanced. top 1, 10 %, 25 %: share of the pairs on the busiest expert, tenth and quarter of the experts. gini: 0 if all experts are alike,
 /// towards 1 if one has everything. cv: standard deviation over mean. drift: share of the pairs that would have to change experts to
 /// look like the step before. idle: experts without a pair. The trace may be larger than memory.
-#[derive(Args)]
+#[derive(Args, Debug)]
 struct Inspect {
     /// The trace
     file: PathBuf,
@@ -181,7 +182,7 @@ impl Inspect {
 ///
 /// Where a hot expert would get more than one pair from a token, it gets one from each and the others
 /// take the rest.
-#[derive(Args)]
+#[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 #[command(after_help = "Example:
   lrmoe trace synth zipf:1.2 --layers 48 --ranks 8 --experts 128 --top-k 8 --steps 100 --out zipf.safetensors")]

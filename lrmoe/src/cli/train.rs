@@ -4,17 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
-use lrmoe::config::{TrainConfig, TrainOptions};
-use lrmoe::error::Error;
-use lrmoe::progress::Progress;
-use lrmoe::text::Corpus;
-use lrmoe::train::{OracleSummary, StepRecord, compare, train};
+
+use crate::config::{TrainConfig, TrainOptions};
+use crate::error::Error;
+use crate::progress::Progress;
+use crate::text::Corpus;
+use crate::train::{OracleSummary, StepRecord, compare, train};
 
 /// Train a byte-level language model on text.
 ///
 /// Every rank is a thread, or a process under mpirun, with its own shard of the batch; the MoE layers are LRMoE's. Each step appends one JSON line to
 /// OUT/steps.jsonl. Ctrl-C ends the run after the current step, saves it and exits with 0; --resume continues it bit for bit.
-#[derive(Args)]
+#[derive(Args, Debug)]
 #[command(args_override_self = true)]
 #[command(after_help = "Examples:
   lrmoe train --text .                                    train on the .txt, .md and .rs files of this folder

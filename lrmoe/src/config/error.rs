@@ -195,6 +195,9 @@ pub enum ConfigError {
         /// The text given.
         text: String,
     },
+    /// A run that is to go on and to be replaced.
+    #[error("resume goes on with the run in out, overwrite replaces it; give one of them")]
+    ResumeOverwrite,
     /// One trace for several runs.
     #[error("record-trace takes one run, not a comparison")]
     RecordComparison,

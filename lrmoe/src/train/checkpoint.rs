@@ -188,15 +188,11 @@ impl Checkpoint {
         let mut layers = Vec::new();
         while reader.has(&format!("layer.{}.parameters", layers.len())) {
             let name = |what: &str| format!("layer.{}.{what}", layers.len());
-            let mut experts = reader.words(&name("placement"))?.into_iter();
-            let instances = reader.words(&name("instances"))?.into_iter();
             let (parameters, moments) = reader.parameters(&name(""))?;
             layers.push(LayerState {
                 parameters,
                 moments,
-                placement: instances
-                    .map(|count| experts.by_ref().take(count as usize).collect())
-                    .collect(),
+                placement: reader.placement(&name("placement"), &name("instances"))?,
                 profile: reader.floats(&name("profile"))?,
                 replicas: reader.words(&name("replicas"))?,
             });
@@ -265,6 +261,23 @@ impl Reader<'_> {
             ));
         }
         Ok((parameters, moments))
+    }
+
+    /// The experts of each rank, of which `instances` says how many there are.
+    fn placement(&self, name: &str, instances: &str) -> Result<Vec<Vec<u32>>, String> {
+        let (experts, counts) = (self.words(name)?, self.words(instances)?);
+        let sum: u64 = counts.iter().map(|&count| u64::from(count)).sum();
+        if sum != experts.len() as u64 {
+            let found = experts.len();
+            return Err(format!(
+                "{name} has {found} experts, {instances} adds up to {sum}"
+            ));
+        }
+        let mut experts = experts.into_iter();
+        Ok(counts
+            .into_iter()
+            .map(|count| experts.by_ref().take(count as usize).collect())
+            .collect())
     }
 
     fn floats(&self, name: &str) -> Result<Vec<f32>, String> {

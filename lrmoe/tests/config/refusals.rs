@@ -261,3 +261,14 @@ fn files_that_say_something_else_are_refused() {
         Err(ConfigError::File { .. })
     ));
 }
+
+/// On one command line they exclude each other; in a file, or one here and one there, they do too.
+#[test]
+fn a_run_goes_on_or_is_replaced() {
+    let both = "text = 'a.txt'\nresume = true\noverwrite = true";
+    let one = "text = 'a.txt'\noverwrite = true";
+    for (file, line) in [(both, ""), (one, "--resume")] {
+        let error = resolve_file(file, line).unwrap_err();
+        assert!(matches!(error, ConfigError::ResumeOverwrite), "{error}");
+    }
+}
