@@ -157,13 +157,13 @@ impl Rows {
         let (dy, w, mut norms) = (upload(rows * width, 10), upload(rows, 11), B::Buffer::default());
         let (mut scratch, mut dx, mut dp) = (B::Scratch::default(), B::Buffer::default(), B::Buffer::default());
         backend
-            .forward(&self.shape, &weights, &self.offsets, &x, &mut scratch, &mut out, Some(&mut norms))
+            .forward(&self.shape, &weights, &self.offsets, &x, &mut scratch, &mut out, Some(&mut norms), None)
             .expect("sizes that fit");
         let inputs = RowBuffers { x: &x, dy: &dy, gate_weights: &p, weights: &w };
         // Every other instance adds to what is there.
         let adds: Vec<bool> = (0..instances).map(|instance| instance % 2 == 1).collect();
         backend
-            .backward(&self.shape, &weights, &self.offsets, &inputs, &mut scratch, &mut dx, &mut dp, &mut gradients, &adds)
+            .backward(&self.shape, &weights, &self.offsets, &inputs, None, &mut scratch, &mut dx, &mut dp, &mut gradients, &adds)
             .expect("sizes that fit");
         let mut computed = vec![backend.download(&norms).expect("memory").iter().map(|norm| norm.value() as f32).collect()];
         for buffer in [&out, &dx, &dp, &gradients.up, &gradients.down].into_iter().chain(&gradients.gate) {

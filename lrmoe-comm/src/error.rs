@@ -55,12 +55,14 @@ pub enum Error {
         code: i32,
     },
     /// A rank was dropped, because its thread or process finished, returned an error or panicked; or its process has died.
-    #[error("rank {rank} left the world before or during {collective}")]
+    #[error("rank {rank} left the world before or during {collective}, noticed after {:.3} s", .waited.as_secs_f64())]
     PeerLost {
         /// The rank that left.
         rank: usize,
         /// The first collective that missed it.
         collective: Call,
+        /// How long the rank that noticed it first had been in that collective.
+        waited: Duration,
     },
     /// A rank did not come to a collective in time.
     #[error("rank {rank} did not come to {collective} within {:.3} s", .waited.as_secs_f64())]

@@ -7,7 +7,7 @@ mod slot;
 mod staging;
 
 use std::hash::{BuildHasher, RandomState};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mpi::environment::{Threading, threading_support};
 use mpi::topology::{Communicator, SimpleCommunicator};
@@ -46,6 +46,8 @@ pub struct Mpi {
     offer: Offer,
     /// Exchanges so far.
     number: u64,
+    /// When the last one began.
+    since: Instant,
     failure: Option<Error>,
     /// A chunk from each peer, for sums.
     chunks: Vec<Vec<u8>>,
@@ -97,6 +99,7 @@ impl Mpi {
                 .collect(),
             offer,
             number: 0,
+            since: Instant::now(),
             failure: None,
             chunks: vec![vec![]; ranks],
         };
@@ -192,7 +195,18 @@ impl Transport for Mpi {
         }
         self.failure = Some(error.clone());
         self.offer.close();
-        self.farewell(&Message::Failed(error.clone()));
+        let told = match error {
+            // A peer that MPI does not reach is lost to all.
+            Error::Mpi {
+                rank, collective, ..
+            } => Error::PeerLost {
+                rank,
+                collective,
+                waited: self.since.elapsed(),
+            },
+            _ => error.clone(),
+        };
+        self.farewell(&Message::Failed(told));
         error
     }
 }

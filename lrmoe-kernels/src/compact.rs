@@ -3,7 +3,7 @@ use std::fmt;
 use lrmoe_compact::{Error as CompactError, Grouping};
 use ndarray::{Array1, ArrayViewMut1, Axis};
 
-use crate::{Element, Error, FfnElement, Memory};
+use crate::{Element, Error, FfnElement, Memory, error::check_length};
 
 /// Rows from place to place in a backend's memory: [`lrmoe_compact`], bit for bit.
 ///
@@ -90,6 +90,20 @@ pub trait CompactRows: Memory {
         rows: &Self::Buffer<T>,
         width: usize,
         index: &RowIndex<Self>,
+        out: &mut Self::Buffer<T>,
+    ) -> Result<(), Error>;
+
+    /// Copies row `index[i]` of `rows` `[n, width]` to row `places[i]` of `out` `[m, width]`, whose other rows stay as they are. Places ascend.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] if a buffer is not of its index's rows or the indices have different lengths; where the host has the places,
+    /// [`Error::PlaceOrder`] if they do not ascend.
+    fn put<T: Element>(
+        &self,
+        rows: &Self::Buffer<T>,
+        width: usize,
+        index_and_places: [&RowIndex<Self>; 2],
         out: &mut Self::Buffer<T>,
     ) -> Result<(), Error>;
 
@@ -221,6 +235,18 @@ pub(crate) fn check_index(index: &[u32], rows: usize) -> Result<(), Error> {
             rows,
         }))
     })
+}
+
+/// Checks the sizes of [`CompactRows::put`].
+pub(crate) fn check_put<B: Memory, T: Element>(
+    rows: &B::Buffer<T>,
+    width: usize,
+    [index, places]: [&RowIndex<B>; 2],
+    out: &B::Buffer<T>,
+) -> Result<(), Error> {
+    check_length("rows", B::len(rows), index.rows.saturating_mul(width))?;
+    check_length("out", B::len(out), places.rows.saturating_mul(width))?;
+    check_length("places", B::len(&places.index), B::len(&index.index))
 }
 
 /// Of each grouped row the received one, [`NO_ROW`] for padding; and of each received row the grouped one.

@@ -83,6 +83,16 @@ pub enum Error {
         /// Rows of x.
         rows: usize,
     },
+    /// Places of rows that do not ascend.
+    #[error("place {place} of row {position} is not above {before}, that of the row before it")]
+    PlaceOrder {
+        /// The row.
+        position: usize,
+        /// Its place.
+        place: u32,
+        /// The place before.
+        before: u32,
+    },
     /// Scores or selections that [`lrmoe_metric`] refuses.
     #[error(transparent)]
     Metric(#[from] lrmoe_metric::Error),

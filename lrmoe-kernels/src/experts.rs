@@ -33,6 +33,38 @@ pub struct RowBuffers<'a, B: Memory + ?Sized, T: Element = f32> {
     pub weights: &'a B::Buffer<f32>,
 }
 
+/// Projections of x that stay from the forward pass, in a backend's memory; see [`PreActivations`](crate::PreActivations).
+#[derive(Debug)]
+pub struct PreActivationBuffers<B: Memory + ?Sized, T: Element = f32> {
+    /// Gate x `[rows, F]`; empty where the activation has no gate.
+    pub gate: B::Buffer<T>,
+    /// Up x `[rows, F]`.
+    pub up: B::Buffer<T>,
+}
+
+impl<B: Memory + ?Sized, T: Element> Default for PreActivationBuffers<B, T> {
+    fn default() -> Self {
+        Self {
+            gate: Default::default(),
+            up: Default::default(),
+        }
+    }
+}
+
+impl<B: Memory, T: Element> PreActivationBuffers<B, T> {
+    /// Makes room for those of `rows` rows, of any content.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Memory::resize`].
+    pub fn resize(&mut self, backend: &B, shape: &FfnShape, rows: usize) -> Result<(), Error> {
+        let hidden = rows.saturating_mul(shape.hidden);
+        let gated = shape.activation.is_gated();
+        backend.resize(&mut self.gate, if gated { hidden } else { 0 })?;
+        backend.resize(&mut self.up, hidden)
+    }
+}
+
 /// The grouped expert FFN in a backend's memory: what [`ExpertFfn`](crate::ExpertFfn) says, on buffers. A backend has it for each `T` that it can
 /// compute with.
 ///
@@ -63,8 +95,8 @@ pub trait ComputeExperts<T: FfnElement = f32>: Memory {
         None
     }
 
-    /// Writes the experts' outputs, without gate weights, to `out` `[rows, D]`, and the squared norm of the down projection's input of each
-    /// row to `h_norms` `[rows]` where asked for.
+    /// Writes the experts' outputs, without gate weights, to `out` `[rows, D]`; and where asked for, the squared norm of the down projection's
+    /// input of each row to `h_norms` `[rows]` and the pre-activations, as [`backward`](Self::backward) can take them, to `kept`.
     ///
     /// # Errors
     ///
@@ -82,10 +114,14 @@ pub trait ComputeExperts<T: FfnElement = f32>: Memory {
         scratch: &mut Self::Scratch,
         out: &mut Self::Buffer<T>,
         h_norms: Option<&mut Self::Buffer<SquaredNorm>>,
+        kept: Option<&mut PreActivationBuffers<Self, T>>,
     ) -> Result<(), Error>;
 
     /// Writes `dx` `[rows, D]`, `dp` `[rows]` and the weight gradients of all instances, zeros where one has no rows; or adds to the gradients of
     /// the instances for which `accumulate` `[instances]` says so, which must have been written before.
+    ///
+    /// Pre-activations are recomputed, or are those `kept` by the forward pass, whose content means nothing afterwards: results are the same to
+    /// the bit, but that in bf16 they are rounded where they are kept.
     ///
     /// `gradients` has a gate exactly if `weights` has. Sums over an instance's rows are taken in row order, so several calls give the bits of
     /// one; for bf16 if all but the last bring a multiple of 32 rows of it.
@@ -103,6 +139,7 @@ pub trait ComputeExperts<T: FfnElement = f32>: Memory {
         weights: &ExpertBuffers<Self, T>,
         offsets: &[usize],
         rows: &RowBuffers<'_, Self, T>,
+        kept: Option<&mut PreActivationBuffers<Self, T>>,
         scratch: &mut Self::Scratch,
         dx: &mut Self::Buffer<T>,
         dp: &mut Self::Buffer<f32>,
@@ -173,9 +210,17 @@ impl<'a> Groups<'a> {
     pub(crate) fn check_backward<B: Memory + ?Sized, T: Element>(
         &self,
         rows: &RowBuffers<'_, B, T>,
+        kept: Option<&PreActivationBuffers<B, T>>,
         gradients: &ExpertBuffers<B>,
         accumulate: &[bool],
     ) -> Result<(), Error> {
+        if let Some(PreActivationBuffers { gate, up }) = kept {
+            let hidden = self.rows() * self.shape.hidden;
+            let gated = self.shape.activation.is_gated();
+            let of_gate = if gated { hidden } else { 0 };
+            check_length("gate pre-activations", B::len(gate), of_gate)?;
+            check_length("up pre-activations", B::len(up), hidden)?;
+        }
         self.check_rows(rows)?;
         check_length("accumulate", accumulate.len(), self.instances())?;
         check_gate(

@@ -50,6 +50,24 @@ pub struct BackwardRows<'a, T = f32> {
     pub weights: &'a [f32],
 }
 
+/// Projections of x that were kept from the forward pass, standard layout.
+#[derive(Clone, Copy, Debug)]
+pub struct PreActivations<'a, T = f32> {
+    /// Gate x `[rows, F]`; exactly with gated activations.
+    pub gate: Option<ArrayView2<'a, T>>,
+    /// Up x `[rows, F]`.
+    pub up: ArrayView2<'a, T>,
+}
+
+/// Where the forward pass keeps them: shapes as in [`PreActivations`], any content before.
+#[derive(Debug)]
+pub struct PreActivationsMut<'a, T = f32> {
+    /// Gate x `[rows, F]`; exactly with gated activations.
+    pub gate: Option<ArrayViewMut2<'a, T>>,
+    /// Up x `[rows, F]`.
+    pub up: ArrayViewMut2<'a, T>,
+}
+
 /// The grouped expert FFN `y = down(act(gate x) * up x)`, or `down(act(up x))`, of one backend.
 ///
 /// Rows come grouped by instance: `offsets[i]..offsets[i + 1]` are the rows of instance i, any of them
@@ -111,7 +129,7 @@ pub trait ExpertFfn<T = f32> {
 /// The same with the pre-activations kept from the forward pass: memory for two or one of the backward pass's eight or seven products of
 /// a row.
 ///
-/// The stash is `[rows, 2 F]`, gate before up, or `[rows, F]` for plain activations; its rows may be gathered and dropped with those of x.
+/// Their rows may be gathered and dropped with those of x.
 pub trait StashFfn<T = f32>: ExpertFfn<T> {
     /// [`ExpertFfn::forward`], which also writes the pre-activations to `stash`.
     ///
@@ -131,7 +149,7 @@ pub trait StashFfn<T = f32>: ExpertFfn<T> {
         workspace: &mut Workspace,
         out: ArrayViewMut2<'_, T>,
         h_norms: Option<&mut [SquaredNorm]>,
-        stash: ArrayViewMut2<'_, T>,
+        stash: PreActivationsMut<'_, T>,
     ) -> Result<(), Error>;
 
     /// [`ExpertFfn::backward`], which takes the pre-activations from `stash`: to the bit the same for f32, and for bf16 as far as storing them
@@ -150,7 +168,7 @@ pub trait StashFfn<T = f32>: ExpertFfn<T> {
         weights: &Weights<'_, T>,
         offsets: &[usize],
         rows: &BackwardRows<'_, T>,
-        stash: ArrayView2<'_, T>,
+        stash: &PreActivations<'_, T>,
         workspace: &mut Workspace,
         dx: ArrayViewMut2<'_, T>,
         dp: &mut [f32],
@@ -278,9 +296,21 @@ impl<'a, T: Copy> Experts<'a, T> {
         })
     }
 
-    pub(crate) fn check_stash(&self, stash: &ArrayRef<T, Ix2>) -> Result<(), Error> {
-        let features = self.pre_activations() * self.shape.hidden;
-        checked("stash", stash, &[self.rows(), features]).map(drop)
+    pub(crate) fn check_stash(
+        &self,
+        gate: Option<&ArrayRef<T, Ix2>>,
+        up: &ArrayRef<T, Ix2>,
+    ) -> Result<(), Error> {
+        let shape = [self.rows(), self.shape.hidden];
+        check_gate(
+            self.shape.activation,
+            gate.is_some(),
+            "gate pre-activations",
+        )?;
+        gate.map_or(Ok(()), |gate| {
+            checked("gate pre-activations", gate, &shape).map(drop)
+        })?;
+        checked("up pre-activations", up, &shape).map(drop)
     }
 
     pub(crate) fn rows(&self) -> usize {

@@ -24,7 +24,7 @@
 //! dW_down = sum w p dy h^T     dW_gate = sum w dgate x^T     dW_up = sum w dup x^T
 //! ```
 //!
-//! [`StashFfn`] keeps the projections of x from forward instead, and saves their recomputation.
+//! [`StashFfn`] keeps the projections of x from forward instead, and saves their recomputation; [`ComputeExperts`] does where it is given room.
 //!
 //! Arrays are in standard layout; anything else is an [`Error`]. Weights, x, y, dy, dx and the stash are [`f32`] or [`bf16`](half::bf16), all
 //! alike: what mixed precision training stores. Sums are f32 in both, and so are weight gradients, which an optimizer adds
@@ -45,7 +45,7 @@
 //! | trait | stages | results |
 //! |---|---|---|
 //! | [`SelectPairs`] | norms, scores, keys, selection and weights of [`lrmoe_metric`] | the same bits on every backend |
-//! | [`CompactRows`] | gather, regroup and scatter-add of [`lrmoe_compact`] | the same bits on every backend |
+//! | [`CompactRows`] | gather, regroup and scatter-add of [`lrmoe_compact`], rows to places | the same bits on every backend |
 //! | [`ComputeExperts`] | the expert FFN as above | the same within rounding |
 //!
 //! [`Cpu`] has them all, with the feature `cuda`, `Cuda` on NVIDIA cards, and with the feature `wgpu`, `Wgpu` on Vulkan, Metal and DX12
@@ -90,8 +90,11 @@ pub use cpu::{Cpu, FfnElement, HiddenSums, HostBuffer, InstructionSets, Workspac
 #[cfg(any(feature = "cuda", feature = "cuda-emu"))]
 pub use cuda::Cuda;
 pub use error::Error;
-pub use experts::{ComputeExperts, ExpertBuffers, RowBuffers};
-pub use ffn::{BackwardRows, ExpertFfn, FfnShape, StashFfn, WeightGradients, Weights};
+pub use experts::{ComputeExperts, ExpertBuffers, PreActivationBuffers, RowBuffers};
+pub use ffn::{
+    BackwardRows, ExpertFfn, FfnShape, PreActivations, PreActivationsMut, StashFfn,
+    WeightGradients, Weights,
+};
 pub use half;
 pub use lrmoe_compact;
 pub use lrmoe_metric::{self, SquaredNorm};

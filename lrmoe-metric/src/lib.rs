@@ -12,6 +12,8 @@
 //! | [`rescale`](rescale()) | a selection by [`Method::Top`] | weights that make up, per expert, for what was left out |
 //! | [`Profile::observe`] | scores | moving histogram `[experts, 256]` of the scores, for a planner |
 //!
+//! A forward pass that keeps rows only of pairs that can still be chosen compares them by [`EarlyKey`] before all norms are known.
+//!
 //! [`select_keys`] is the selection on plain `u32` keys, for scores of your own ([`keys_from_scores`]) or from another device. [`score_into`] and
 //! [`Selector`] keep their lists for the next step, which then allocates nothing that grows with the pairs.
 //!
@@ -60,6 +62,7 @@
 mod boundary;
 mod buckets;
 mod draw;
+mod early;
 mod error;
 mod exchange;
 mod grouped;
@@ -74,6 +77,7 @@ mod score;
 mod select;
 
 pub use draw::Draw;
+pub use early::{EarlyKey, early_keys};
 pub use error::Error;
 pub use exchange::{Exchange, ExchangeError, Solo};
 pub use keys::{KeySelection, keys_from_scores, select_keys};

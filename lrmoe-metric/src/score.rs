@@ -263,7 +263,7 @@ fn gate_class(gate: f32) -> f32 {
     }
 }
 
-fn flushed_gate(gate: f32) -> f32 {
+pub(crate) fn flushed_gate(gate: f32) -> f32 {
     if gate.abs() < LEAST_GATE { 0.0 } else { gate }
 }
 

@@ -3,8 +3,8 @@
 mod common;
 
 use lrmoe_metric::{
-    Draw, Error, Exchange, Method, Pairs, Score, Scores, Selection, Selector, Solo, score,
-    score_into, select,
+    Draw, Error, Exchange, Method, Pairs, Score, Scores, Selection, Selector, Solo, SquaredNorm,
+    early_keys, score, score_into, select,
 };
 use ndarray::{Array2, s};
 
@@ -301,6 +301,37 @@ fn memory_that_is_kept_changes_nothing() {
                     "{kind} {method} of {tokens} tokens"
                 );
             }
+        }
+    }
+}
+
+/// Before the scale of the layer is known, rows are in the order of the keys that they get.
+#[test]
+fn early_orders_are_those_of_the_keys() {
+    let pairs = 400;
+    // Norms over many scales, some equal, some zero.
+    let h: Vec<_> = (0..pairs)
+        .map(|pair| match pair % 7 {
+            0 => SquaredNorm::of(&[0.0]),
+            1 => SquaredNorm::of(&[1.5, 2.0]),
+            _ => SquaredNorm::of(&[(pair as f32 - 170.0) * 2_f32.powi(pair % 40 - 20), 1e-3]),
+        })
+        .collect();
+    let gates = Array2::from_shape_fn((pairs as usize, 1), |(pair, _)| 0.1 + (pair % 11) as f32);
+    let ids = Array2::zeros(gates.dim());
+    let pairs = Pairs::new(ids.view(), gates.view(), 1, 5).unwrap();
+    let scores = score(Score::Forward, &pairs, None, Some(&h), &mut Solo).unwrap();
+    for method in [Method::Priority, Method::Top] {
+        let mut keys = Vec::new();
+        early_keys(method, &pairs, DRAW, &mut keys);
+        let orders: Vec<_> = keys.iter().zip(&h).map(|(key, h)| key.order(*h)).collect();
+        for quota in [1, 20, 150, 399] {
+            let kept = select(method, &pairs, &scores, &[quota], DRAW, &mut Solo).unwrap();
+            let mut by_order: Vec<u32> = (0..pairs.len() as u32).collect();
+            by_order.sort_by_key(|&pair| (std::cmp::Reverse(orders[pair as usize]), pair));
+            by_order.truncate(quota as usize);
+            by_order.sort_unstable();
+            assert_eq!(kept.pairs, by_order, "{method}, {quota}");
         }
     }
 }

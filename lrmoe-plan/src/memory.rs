@@ -167,18 +167,11 @@ impl MemoryModel {
         sum(&[self.shape.row_bytes(4 + apart, 0), FORWARD_SCALARS])
     }
 
-    /// Bytes of one retained row in the backward pass.
-    ///
-    /// - `recompute`, `stash`: rows as they are sent and received, x, dy and dx (D each), the input of the down projection and the
-    ///   gradients of the pre-activations (F + P). With `stash`, x and the pre-activations are gathered from the stash.
-    /// - `forward-select`: rows as they are sent and received, dy and dx (D each) and the input of the down projection (F). x is
-    ///   read where the stash has it, and the gradients take the place of the pre-activations there.
-    /// - 8 bytes for gate weight and selection weight in each of three places.
+    /// Bytes of one retained row in the backward pass: rows as they are sent and received, x, dy and dx (D each), the input of the down
+    /// projection and the gradients of the pre-activations (F + P), which take the place of recomputed pre-activations or of those that are
+    /// gathered, as x then is, from the stash; and 8 bytes for gate weight and selection weight in each of three places.
     pub fn backward_row_bytes(&self) -> u64 {
-        let row = match self.stash {
-            Stash::Recompute | Stash::Full => self.shape.row_bytes(5, self.shape.matrices()),
-            Stash::ForwardSelect => self.shape.row_bytes(4, 1),
-        };
+        let row = self.shape.row_bytes(5, self.shape.matrices());
         sum(&[row, BACKWARD_SCALARS])
     }
 

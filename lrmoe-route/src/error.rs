@@ -39,6 +39,30 @@ pub enum Error {
         /// Pairs that have to go: the fewest of the whole layer.
         shortfall: u64,
     },
+    /// More pairs that are kept at an instance than were routed to it.
+    #[error(
+        "rank {source_rank} keeps {kept} pairs at instance {instance}, but {routed} were routed there"
+    )]
+    TooManyKept {
+        /// The source rank.
+        source_rank: usize,
+        /// The instance.
+        instance: usize,
+        /// Pairs kept.
+        kept: u32,
+        /// Pairs routed.
+        routed: u32,
+    },
+    /// Pairs that have to stay where they were routed, and do not fit there.
+    #[error("{rows} pairs stay on rank {rank}, where they were routed, but it can hold {capacity}")]
+    RankFull {
+        /// The rank.
+        rank: usize,
+        /// Pairs kept there.
+        rows: u64,
+        /// Rows that it can hold.
+        capacity: u64,
+    },
     /// A rank that does not exist.
     #[error("rank {rank} is out of range: there are {ranks} ranks")]
     RankOutOfRange {

@@ -20,6 +20,8 @@
 //! u32. Of the pairs that a source has for an expert, in ascending order, the lowest instance it sends to gets
 //! the first.
 //!
+//! Pairs that have to stay where they were routed, because that is where their rows are, keep a table of their own: [`RoutingTable::kept`].
+//!
 //! Nothing is dropped silently: where capacities are too small, [`route`] names the experts and the shortfall,
 //! and [`shrink`] is the explicit alternative, which says what left.
 //!
@@ -62,6 +64,7 @@
 mod balance;
 mod crossings;
 mod error;
+mod kept;
 mod network;
 mod nodes;
 mod pour;
@@ -71,6 +74,7 @@ mod shrink;
 mod table;
 
 pub use error::Error;
+pub use kept::KeptPlaces;
 pub use lrmoe_plan::{Placement, Topology};
 pub use ndarray::{Array2, ArrayView2};
 pub use route::route;

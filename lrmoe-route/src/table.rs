@@ -168,7 +168,7 @@ impl RoutingTable {
     }
 
     /// Pairs from each source to each instance on `rank`, `[source ranks, local instances]`.
-    fn rows_on(&self, rank: usize) -> ArrayView2<'_, u32> {
+    pub(crate) fn rows_on(&self, rank: usize) -> ArrayView2<'_, u32> {
         self.counts
             .slice_axis(Axis(1), self.placement.on_rank(rank).into())
     }

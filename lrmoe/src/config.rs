@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use lrmoe_kernels::Activation;
 use lrmoe_metric::Score;
-use lrmoe_plan::ClusterSpec;
+use lrmoe_plan::{ClusterSpec, Stash};
 
 use crate::calibrate::local;
 use crate::model::ModelConfig;
@@ -53,6 +53,8 @@ pub struct TrainConfig {
     pub layer_retention: Option<Vec<f64>>,
     /// How the retention changes over the run.
     pub retention_schedule: RetentionSchedule,
+    /// What the forward pass leaves for the backward pass, whatever the policy.
+    pub stash: Stash,
     /// Policies to run one after another and compare; empty for a single run of `policy`.
     pub compare: Vec<Contender>,
     /// Where the MoE layers compute.
@@ -176,6 +178,7 @@ impl TrainOptions {
             policy,
             layer_retention: self.layer_retention(model.layers)?,
             retention_schedule: self.retention_schedule(steps)?,
+            stash: self.stash.unwrap_or_default(),
             compare,
             oracle_every,
             oracle_draws,
@@ -268,6 +271,11 @@ impl TrainOptions {
         let draws = within("oracle-draws", self.oracle_draws.unwrap_or(1), 1..=1000)?;
         if every == 0 && self.oracle_draws.is_some() {
             return Err(ConfigError::NoOracle);
+        }
+        let stash = self.stash.unwrap_or_default();
+        if every > 0 && stash != Stash::Recompute {
+            let option = "oracle-every";
+            return Err(ConfigError::KeptOnce { option, stash });
         }
         if draws > 1 && !policies.iter().any(|policy| policy.draws()) {
             return Err(ConfigError::NothingDrawn { draws });

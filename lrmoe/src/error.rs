@@ -36,6 +36,9 @@ pub enum Error {
     /// From the options.
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
+    /// From a policy and its stash mode.
+    #[error(transparent)]
+    Stash(#[from] crate::policy::UnknownForward),
     /// From the dense part of the model.
     #[error(transparent)]
     Model(ModelError),
@@ -142,6 +145,11 @@ pub enum Error {
         /// Shape of the gate weights.
         expected: (usize, usize),
     },
+    /// Gradients of another selection than the forward pass left rows for.
+    #[error(
+        "a step's gradients can be taken again in stash mode recompute alone, not in {0}: what the forward pass kept is for one backward pass"
+    )]
+    GradientsAside(lrmoe_plan::Stash),
     /// Backward or update without a training forward pass before it.
     #[error("a training forward pass must come first")]
     NoForward,

@@ -24,7 +24,7 @@
 //! use lrmoe::policy::{Policy, Selecting};
 //! use lrmoe_comm::Solo;
 //! use lrmoe_kernels::{Activation, FfnShape};
-//! use lrmoe_plan::Topology;
+//! use lrmoe_plan::{Stash, Topology};
 //! use ndarray::array;
 //!
 //! let config = LayerConfig {
@@ -39,6 +39,7 @@
 //!     overlap: false,
 //!     capacities: None,
 //!     policy: Policy::Lrmoe(Selecting { retention: 0.5, ..Selecting::default() }),
+//!     stash: Stash::Recompute,
 //!     profile_decay: 0.9,
 //! };
 //! let init = |_expert| ExpertParameters { gate: Some(vec![0.1; 6]), up: vec![0.2; 6], down: vec![0.3; 6] };

@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use lrmoe_metric::{MASKED, Method, Rescale, Row, Score};
 use lrmoe_plan::{
-    Fixed, Loads, Lrmoe, Placement, PlacementPolicy, PlacementRequest, QuotaPolicy, symi_capacity,
-    symi_replicas,
+    Fixed, Loads, Lrmoe, Placement, PlacementPolicy, PlacementRequest, QuotaPolicy, Stash,
+    symi_capacity, symi_replicas,
 };
 use ndarray::{Array2, ArrayView1};
 
@@ -79,6 +79,15 @@ pub enum RouterGradient {
     Retained,
     /// All pairs, exactly. The rank that a pair comes from keeps its output row until the backward pass.
     All,
+}
+
+/// A score that is not known when pairs are chosen in the forward pass.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "stash mode forward-select chooses pairs in the forward pass, where score {score} is not known, as it needs dy; take score forward, out-norm, gate or random, or stash mode recompute or stash"
+)]
+pub struct UnknownForward {
+    score: Score,
 }
 
 /// What stands in the weight gradients for the pairs that do not run backward.
@@ -276,6 +285,30 @@ impl Policy {
     /// Whether something stands for the pairs that do not run backward.
     pub(crate) fn compensates(&self) -> bool {
         matches!(self, Self::Lrmoe(selecting) if selecting.compensation != Compensation::None)
+    }
+
+    /// Checks that what is to be kept in the forward pass is known there. Policies that run every pair backward keep all of them.
+    pub(crate) fn check_stash(&self, stash: Stash) -> Result<(), UnknownForward> {
+        match self {
+            Self::Lrmoe(Selecting { score, scope, .. })
+                if stash == Stash::ForwardSelect && *scope == Scope::Pair && score.needs_dy() =>
+            {
+                Err(UnknownForward { score: *score })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the backward pass needs x of the tokens besides what computes the retained pairs.
+    pub(crate) fn needs_x(&self) -> bool {
+        let by_score = matches!(self, Self::Lrmoe(selecting)
+            if matches!(selecting.score, Score::InputGrad | Score::FullGrad));
+        by_score || self.compensates()
+    }
+
+    /// Whether all pairs that run forward run backward.
+    pub(crate) fn retains_all(&self) -> bool {
+        !matches!(self, Self::Lrmoe(_)) || self.runs_all_backward()
     }
 
     /// Weight of a retained pair in dx.

@@ -10,7 +10,8 @@ use lrmoe::policy::{Policy, Selecting};
 use lrmoe_comm::Solo;
 use lrmoe_kernels::half::bf16;
 use lrmoe_kernels::{Activation, Cpu, FfnShape, HostBuffer, Memory};
-use lrmoe_plan::Topology;
+use lrmoe_metric::Score;
+use lrmoe_plan::{Stash, Topology};
 use ndarray::Array2;
 
 struct Counting;
@@ -82,7 +83,7 @@ struct Step<T: LayerElement> {
 }
 
 impl<T: LayerElement> Step<T> {
-    fn new(sizes: &Sizes, policy: Policy) -> Self {
+    fn new(sizes: &Sizes, policy: Policy, stash: Stash) -> Self {
         let &Sizes {
             tokens,
             width,
@@ -107,6 +108,7 @@ impl<T: LayerElement> Step<T> {
             overlap: false,
             capacities: None,
             policy,
+            stash,
             profile_decay: 0.9,
         };
         let matrix = || vec![0.01; width * hidden];
@@ -156,11 +158,29 @@ fn lrmoe(retention: f64) -> Policy {
     })
 }
 
+/// Policies in the stash modes that they have.
+fn cases() -> [(Policy, Stash); 6] {
+    let early = |score| {
+        Policy::Lrmoe(Selecting {
+            score,
+            ..Selecting::default()
+        })
+    };
+    [
+        (Policy::Dropless, Stash::Recompute),
+        (lrmoe(0.5), Stash::Recompute),
+        (Policy::Dropless, Stash::Full),
+        (lrmoe(0.5), Stash::Full),
+        (early(Score::Gate), Stash::ForwardSelect),
+        (early(Score::Forward), Stash::ForwardSelect),
+    ]
+}
+
 /// Bytes that a step allocates once the buffers have their sizes; on one thread, which makes them repeat.
-fn later_step<T: LayerElement>(sizes: &Sizes, policy: &Policy) -> usize {
+fn later_step<T: LayerElement>(sizes: &Sizes, (policy, stash): &(Policy, Stash)) -> usize {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
     pool.expect("a thread").install(|| {
-        let mut step = Step::<T>::new(sizes, policy.clone());
+        let mut step = Step::<T>::new(sizes, policy.clone(), *stash);
         step.run();
         step.run();
         let before = ALLOCATED.load(Relaxed);
@@ -171,13 +191,13 @@ fn later_step<T: LayerElement>(sizes: &Sizes, policy: &Policy) -> usize {
 
 /// No row is allocated anew, however wide, but for two that each thread works in.
 fn later_steps_allocate_no_rows<T: LayerElement>() -> Result<(), Failed> {
-    for policy in [Policy::Dropless, lrmoe(0.5)] {
+    for case in cases() {
         let wide = Sizes {
             width: 512,
             ..SMALL
         };
-        let bytes = [&SMALL, &wide].map(|sizes| later_step::<T>(sizes, &policy));
-        let name = policy.name();
+        let bytes = [&SMALL, &wide].map(|sizes| later_step::<T>(sizes, &case));
+        let name = format!("{} {}", case.0.name(), case.1);
         println!("{name}: {bytes:?} bytes at widths 64 and 512");
         if bytes[0].abs_diff(bytes[1]) > 16 << 10 {
             return Err(format!("{name}: {bytes:?} bytes").into());
@@ -201,9 +221,14 @@ fn later_steps_allocate_no_lists<T: LayerElement>() -> Result<(), Failed> {
         ..few
     };
     // Selection counts keys in two tables of at most 2^14 numbers each, how many of which it needs depends on the scores.
-    for (policy, tables) in [(Policy::Dropless, 0), (lrmoe(0.5), 8 << 14)] {
-        let bytes = [&few, &many].map(|sizes| later_step::<T>(sizes, &policy));
-        let name = policy.name();
+    for case in cases() {
+        let tables = if case.0 == Policy::Dropless {
+            0
+        } else {
+            8 << 14
+        };
+        let bytes = [&few, &many].map(|sizes| later_step::<T>(sizes, &case));
+        let name = format!("{} {}", case.0.name(), case.1);
         let added = (many.tokens - few.tokens) * few.top_k;
         println!("{name}: {bytes:?} bytes, {added} pairs more");
         if bytes[1] > bytes[0] + tables {
@@ -225,7 +250,7 @@ fn a_step_takes_little<T: LayerElement>(bounds: [usize; 2]) -> Result<(), Failed
         chunk_rows: 1280,
     };
     for (policy, most) in [Policy::Dropless, lrmoe(0.5)].into_iter().zip(bounds) {
-        let mut step = Step::<T>::new(&sizes, policy.clone());
+        let mut step = Step::<T>::new(&sizes, policy.clone(), Stash::Recompute);
         let before = HELD.load(Relaxed);
         MOST.store(before, Relaxed);
         step.run();

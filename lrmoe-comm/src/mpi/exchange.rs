@@ -1,6 +1,6 @@
 //! How the ranks of a world of processes meet, give and take, and what ends them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Mpi;
 use super::message::Message;
@@ -73,7 +73,7 @@ impl Mpi {
                     continue;
                 }
                 if stage == Stage::Meet && message == Some(Message::Left) {
-                    return Err(self.fail(Error::PeerLost { rank, collective }));
+                    return Err(self.lost(rank, collective));
                 }
                 missing = missing.min(rank);
             }
@@ -103,6 +103,7 @@ impl Mpi {
         if let Some(error) = &self.failure {
             return Err(error.clone());
         }
+        self.since = Instant::now();
         self.number += 1;
         let number = self.number;
         self.offer.open(number);
@@ -197,6 +198,15 @@ impl Mpi {
         Ok(())
     }
 
+    fn lost(&mut self, rank: usize, collective: Call) -> Error {
+        let waited = self.since.elapsed();
+        self.fail(Error::PeerLost {
+            rank,
+            collective,
+            waited,
+        })
+    }
+
     /// A peer's memory cannot be read any more: it has ended the world, which its farewell says, or
     /// died.
     fn gone(&mut self, rank: usize, collective: Call) -> Error {
@@ -212,7 +222,7 @@ impl Mpi {
                 Err(error) => return error,
                 Ok(Some(Message::Failed(error))) => return self.failure.insert(error).clone(),
                 Ok(None) if patience.pause(FAREWELL).is_ok() => {}
-                Ok(_) => return self.fail(Error::PeerLost { rank, collective }),
+                Ok(_) => return self.lost(rank, collective),
             }
         }
     }

@@ -177,10 +177,16 @@ fn error_words(error: &Error) -> Words {
             words[7..11].copy_from_slice(&call_words(expected));
             words
         }
-        Error::PeerLost { rank, collective }
-        | Error::Mpi {
-            rank, collective, ..
-        } => words(11, &[rank as u64], Some(collective), &[]),
+        Error::PeerLost {
+            rank,
+            collective,
+            waited,
+        } => words(
+            11,
+            &[rank as u64, waited.as_nanos() as u64],
+            Some(collective),
+            &[],
+        ),
         // Not errors of a collective.
         _ => words(11, &[], None, &[]),
     }
@@ -233,7 +239,11 @@ fn error(words: &Words) -> Error {
                 expected: call(&other),
             }
         }
-        _ => Error::PeerLost { rank, collective },
+        _ => Error::PeerLost {
+            rank,
+            collective,
+            waited: Duration::from_nanos(words[2]),
+        },
     }
 }
 
@@ -273,7 +283,11 @@ mod tests {
                 address: u64::MAX,
             });
             let errors = [
-                Error::PeerLost { rank, collective },
+                Error::PeerLost {
+                    rank,
+                    collective,
+                    waited: Duration::from_secs(1),
+                },
                 Error::Deadline {
                     rank,
                     collective,

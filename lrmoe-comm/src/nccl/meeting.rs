@@ -1,5 +1,7 @@
 //! What ranks tell each other before a collective, to see whether they make the same call.
 
+use std::time::Duration;
+
 use crate::check::counts_agree;
 use crate::{Call, Error, Reduction};
 
@@ -28,12 +30,15 @@ pub(crate) fn encode(ranks: usize, call: Option<(Call, Option<[&[usize]; 2]>)>) 
     words
 }
 
-/// Whether all ranks make the same call, from the words of all. Every rank comes to the same verdict.
-pub(crate) fn agree(ranks: usize, all: &[u32], mine: Call) -> Result<(), Error> {
+/// Whether all ranks make the same call, from the words of all, which took this rank so long to have. Every rank comes to the same verdict.
+pub(crate) fn agree(ranks: usize, all: &[u32], mine: Call, waited: Duration) -> Result<(), Error> {
     let of = |rank: usize| &all[rank * words(ranks)..][..words(ranks)];
     if let Some(rank) = (0..ranks).find(|&rank| of(rank)[STATE] == 0) {
-        let collective = mine;
-        return Err(Error::PeerLost { rank, collective });
+        return Err(Error::PeerLost {
+            rank,
+            collective: mine,
+            waited,
+        });
     }
     let call = |rank: usize| &of(rank)[CALL..COUNTS];
     if let Some(rank) = (0..ranks).find(|&rank| call(rank) != call(0)) {

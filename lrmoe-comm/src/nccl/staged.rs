@@ -1,5 +1,7 @@
 //! Collectives over buffers of the host, piece by piece through staging memory of a device.
 
+use std::time::Instant;
+
 use super::form::{self, Kind};
 use super::meeting;
 use super::plan::{self, Transfer, Way, pieces};
@@ -82,12 +84,14 @@ impl<D: Device> Staged<D> {
         if !self.compares {
             return Ok(());
         }
-        let ranks = self.caller.ranks;
+        let (ranks, start) = (self.caller.ranks, Instant::now());
         let call = call.as_ref().ok().copied();
         let mine = meeting::encode(ranks, call.map(|call| (call, counts)));
         let mut all = vec![0; ranks * mine.len()];
         self.gather(call.unwrap_or(Call::Barrier), &mine, &mut all)?;
-        call.map_or(Ok(()), |call| meeting::agree(ranks, &all, call))
+        call.map_or(Ok(()), |call| {
+            meeting::agree(ranks, &all, call, start.elapsed())
+        })
     }
 
     fn gather<T: Element>(&mut self, call: Call, mine: &[T], all: &mut [T]) -> Result<(), Error> {

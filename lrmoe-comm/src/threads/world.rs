@@ -45,9 +45,13 @@ struct Meeting {
 
 impl Meeting {
     /// Refuses to go on in a world that has failed or lost a rank.
-    fn check(&mut self, collective: Call) -> Result<(), Error> {
+    fn check(&mut self, collective: Call, start: Instant) -> Result<(), Error> {
         if self.failure.is_none() {
-            self.failure = self.left.map(|rank| Error::PeerLost { rank, collective });
+            self.failure = self.left.map(|rank| Error::PeerLost {
+                rank,
+                collective,
+                waited: start.elapsed(),
+            });
         }
         self.failure.clone().map_or(Ok(()), Err)
     }
@@ -88,8 +92,9 @@ impl World {
         send: &[&[T]],
         read: impl FnOnce(&Posts<'_>) -> R,
     ) -> Result<R, Error> {
+        let start = Instant::now();
         // After a failure a slower rank may still be reading, so nothing may be posted.
-        self.meeting().check(call)?;
+        self.meeting().check(call, start)?;
         let _lending = Lending::new(&self.posts[turn][rank], call, counts, send);
         self.meet(rank, call)?;
         let (result, lent) = {
@@ -97,9 +102,12 @@ impl World {
             let posts: Posts<'_> = self.posts[turn].iter().map(read_lock).collect();
             agree(&posts).map_err(|error| self.fail(error))?;
             if let Some(rank) = posts.iter().position(|post| post.is_withdrawn()) {
-                self.meeting().check(call)?;
-                let collective = call;
-                return Err(self.fail(Error::PeerLost { rank, collective }));
+                self.meeting().check(call, start)?;
+                return Err(self.fail(Error::PeerLost {
+                    rank,
+                    collective: call,
+                    waited: start.elapsed(),
+                }));
             }
             (read(&posts), posts.iter().any(|post| post.is_lent()))
         };
@@ -113,7 +121,7 @@ impl World {
     fn meet(&self, rank: usize, call: Call) -> Result<(), Error> {
         let start = Instant::now();
         let mut meeting = self.meeting();
-        meeting.check(call)?;
+        meeting.check(call, start)?;
         meeting.arrived[rank] = true;
         if meeting.arrived.iter().all(|&arrived| arrived) {
             meeting.arrived.fill(false);
@@ -140,7 +148,7 @@ impl World {
             if meeting.held != held {
                 return Ok(());
             }
-            meeting.check(call)?;
+            meeting.check(call, start)?;
             let waited = start.elapsed();
             let Some(left) = self
                 .deadline

@@ -16,7 +16,8 @@ use std::error::Error;
 
 use lrmoe_kernels::{
     Activation, BackwardRows, CompactRows, Cpu, ExpertFfn, FfnElement, FfnShape, HostBuffer,
-    Memory, PairRows, RowIndex, SquaredNorm, StashFfn, WeightGradients, Weights, Workspace,
+    Memory, PairRows, PreActivations, PreActivationsMut, RowIndex, SquaredNorm, StashFfn,
+    WeightGradients, Weights, Workspace,
     half::bf16,
     ndarray::{ArrayView2, ArrayView3, ArrayViewMut2, ArrayViewMut3},
 };
@@ -136,7 +137,8 @@ struct Layer<T> {
     row_y: HostBuffer<T>,
     row_dy: HostBuffer<T>,
     row_dx: HostBuffer<T>,
-    stash: Option<HostBuffer<T>>,
+    /// Pre-activations of gate and up.
+    stash: Option<[HostBuffer<T>; 2]>,
     gate_weights: HostBuffer<f32>,
     ones: Vec<f32>,
     /// Gradients are written, not added to.
@@ -185,9 +187,12 @@ impl<T: FfnElement> Layer<T> {
         let one = experts * width * hidden;
         let mut other = Random(2);
         let mut of_tokens = |scale: f32| filled(tokens * width, || narrow(other.normal() * scale));
-        let stash = settings
-            .stash
-            .then(|| filled(count * 2 * hidden, || narrow(0.0)));
+        let of_hidden = || filled(count * hidden, || narrow(0.0));
+        let stash = if settings.stash {
+            Some([of_hidden()?, of_hidden()?])
+        } else {
+            None
+        };
         let of_rows = || filled(count * width, || narrow(0.0));
         Ok(Self {
             shape,
@@ -204,7 +209,7 @@ impl<T: FfnElement> Layer<T> {
             row_y: of_rows()?,
             row_dy: of_rows()?,
             row_dx: of_rows()?,
-            stash: stash.transpose()?,
+            stash,
             gate_weights: filled(count, || 1.0 / top_k as f32)?,
             ones: vec![1.0; count],
             write_over: vec![false; experts],
@@ -223,7 +228,9 @@ impl<T: FfnElement> Layer<T> {
         let norms = Some(&mut self.norms[..]);
         match &mut self.stash {
             Some(stash) if keep => {
-                let stash = rows_mut(stash, 2 * shape.hidden);
+                let [gate, up] = stash.each_mut().map(|rows| rows_mut(rows, shape.hidden));
+                let gate = Some(gate);
+                let stash = PreActivationsMut { gate, up };
                 Cpu.forward_stash(shape, &weights, offsets, x, workspace, out, norms, stash)?;
             }
             _ => Cpu.forward(shape, &weights, offsets, x, workspace, out, norms)?,
@@ -246,12 +253,15 @@ impl<T: FfnElement> Layer<T> {
         let (offsets, workspace) = (&self.offsets, &mut self.workspace);
         let dx = rows_mut(&mut self.row_dx, width);
         match &self.stash {
-            Some(stash) => Cpu.backward_stash(
+            Some([gate, up]) => Cpu.backward_stash(
                 shape,
                 &weights,
                 offsets,
                 &of_rows,
-                rows(stash, 2 * shape.hidden),
+                &PreActivations {
+                    gate: Some(rows(gate, shape.hidden)),
+                    up: rows(up, shape.hidden),
+                },
                 workspace,
                 dx,
                 &mut self.dp,

@@ -116,6 +116,7 @@ pub(super) fn measure<B: Backend>(
             &mut scratch,
             &mut y,
             norms,
+            None,
         )
     })?;
 
@@ -182,6 +183,7 @@ pub(super) fn measure<B: Backend>(
             &weights,
             &kept,
             &inputs,
+            None,
             &mut scratch,
             &mut dx,
             &mut dp,

@@ -1,6 +1,6 @@
 use std::{array, ops::Range};
 
-use ndarray::{ArrayView2, ArrayViewMut2};
+use ndarray::ArrayViewMut2;
 
 use super::{
     Workspace,
@@ -14,7 +14,7 @@ use super::{
     tile::{Columns, FEATURES, ROWS, UNIT, blocks, cut, share, take, tile_rows, tiles},
     wgrad::{self, Kept, write_gradients},
 };
-use crate::{Activation, BackwardRows, Error, WeightGradients, ffn::Experts};
+use crate::{Activation, BackwardRows, Error, PreActivations, WeightGradients, ffn::Experts};
 
 /// What the backward pass writes for each row.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Outputs<'a, T> {
 pub(super) fn backward<T: Storage>(
     experts: &Experts<'_, T>,
     inputs: &BackwardRows<'_, T>,
-    stash: Option<ArrayView2<'_, T>>,
+    stash: Option<&PreActivations<'_, T>>,
     workspace: &mut Workspace,
     outputs: Outputs<'_, T>,
     gradients: &mut WeightGradients<'_>,
@@ -39,7 +39,10 @@ pub(super) fn backward<T: Storage>(
     let of_pre = experts.pre_activations() * hidden_width;
     let x = inputs.x.to_slice().expect("checked layout");
     let dy = inputs.dy.to_slice().expect("checked layout");
-    let stash = stash.map(|stash| stash.to_slice().expect("checked layout"));
+    let stash = stash.map(|stash| {
+        let matrices = [stash.gate, Some(stash.up)];
+        matrices.map(|rows| rows.map(|rows| rows.to_slice().expect("checked layout")))
+    });
     let mut dx = outputs.dx.into_slice().expect("checked layout");
     let mut dp = outputs.dp;
     let height = tile_rows(experts);
@@ -58,7 +61,10 @@ pub(super) fn backward<T: Storage>(
         dp: split(&mut dp, rows.len()),
         pre: split(&mut pre_left, of_pre * rows.len().next_multiple_of(UNIT)),
         hidden: split(&mut hidden_left, rows.len() * hidden_width),
-        stash: stash.map(|stash| &stash[rows.start * of_pre..rows.end * of_pre]),
+        stash: stash.map(|stash| {
+            let part = rows.start * hidden_width..rows.end * hidden_width;
+            stash.map(|all| all.map(|all| &all[part.clone()]))
+        }),
         x: &x[rows.start * width..rows.end * width],
         dy: &dy[rows.start * width..rows.end * width],
         gate_weights: &inputs.gate_weights[rows.clone()],
@@ -103,7 +109,8 @@ struct Tile<'a, T> {
     dy: &'a [T],
     gate_weights: &'a [f32],
     weights: &'a [f32],
-    stash: Option<&'a [T]>,
+    /// Pre-activations of gate and up, `[rows, F]` each.
+    stash: Option<[Option<&'a [T]>; 2]>,
     dx: &'a mut [T],
     dp: &'a mut [f32],
     pre: &'a mut [T],
@@ -245,7 +252,7 @@ fn recompute<T: Storage>(
     scratch: &mut Scratch<'_>,
 ) {
     let hidden = experts.shape.hidden;
-    let (rows, stride) = (tile.dp.len(), experts.pre_activations() * hidden);
+    let rows = tile.dp.len();
     let Some(stash) = tile.stash else {
         rows_to_panels(isa, tile.x, experts.shape.width, scratch.wide);
         for range in cut(0..hidden, FEATURES) {
@@ -263,27 +270,16 @@ fn recompute<T: Storage>(
         }
         return;
     };
-    for Columns {
-        place,
-        features,
-        panel,
-    } in cut(0..hidden, FEATURES).flat_map(|features| blocks(features, rows))
-    {
-        let stash = &stash[panel.start * stride..];
-        let count = (rows - panel.start).min(panel.lanes);
-        if stride > hidden {
-            let gate = &mut scratch.gate[place.clone()];
-            rows_to_columns(
-                isa,
-                &stash[features.start..],
-                stride,
-                count,
-                panel.lanes,
-                gate,
-            );
+    for block in cut(0..hidden, FEATURES).flat_map(|features| blocks(features, rows)) {
+        let (start, lanes) = (block.panel.start, block.panel.lanes);
+        let count = (rows - start).min(lanes);
+        for (kept, to) in stash.iter().zip([&mut *scratch.gate, &mut *scratch.up]) {
+            if let Some(kept) = kept {
+                let kept = &kept[start * hidden + block.features.start..];
+                let to = &mut to[block.place.clone()];
+                rows_to_columns(isa, kept, hidden, count, lanes, to);
+            }
         }
-        let up = &stash[stride - hidden + features.start..];
-        rows_to_columns(isa, up, stride, count, panel.lanes, &mut scratch.up[place]);
     }
 }
 

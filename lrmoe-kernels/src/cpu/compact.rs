@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     CompactRows, Element, Error, FfnElement, Memory, PairRows, RowIndex,
-    compact::{NO_ROW, check_index, grouping_tables},
+    compact::{NO_ROW, check_index, check_put, grouping_tables},
     error::check_length,
 };
 
@@ -65,6 +65,29 @@ impl CompactRows for Cpu {
         self.resize(out, index.index.len() * width)?;
         // SAFETY: `order_by_source` made the order.
         unsafe { copy_rows(from, width, &index.index, &index.order, out) };
+        Ok(())
+    }
+
+    fn put<T: Element>(
+        &self,
+        rows: &HostBuffer<T>,
+        width: usize,
+        [index, places]: [&RowIndex<Self>; 2],
+        out: &mut HostBuffer<T>,
+    ) -> Result<(), Error> {
+        check_put::<Self, T>(rows, width, [index, places], out)?;
+        let mut each = places.index.windows(2).enumerate();
+        if let Some((before, pair)) = each.find(|(_, pair)| pair[1] <= pair[0]) {
+            return Err(Error::PlaceOrder {
+                position: before + 1,
+                place: pair[1],
+                before: pair[0],
+            });
+        }
+        if width == 0 || index.index.is_empty() {
+            return Ok(());
+        }
+        put_rows(rows, width, (&index.index, &places.index), out);
         Ok(())
     }
 
@@ -196,6 +219,38 @@ impl CompactRows for Cpu {
             .for_each(|(out, values)| round(isa, values, out));
         Ok(())
     }
+}
+
+/// Copies rows to places that ascend, by parts of the output that tasks have to themselves.
+fn put_rows<T: Element>(
+    rows: &[T],
+    width: usize,
+    (index, places): (&[u32], &[u32]),
+    out: &mut [T],
+) {
+    let per_task = (TASK_BYTES / (width * size_of::<T>())).max(1);
+    let (mut rest, mut first) = (out, 0);
+    let tasks = index.chunks(per_task).zip(places.chunks(per_task));
+    let tasks = tasks.map(|(index, places)| {
+        let end = places[places.len() - 1] as usize + 1;
+        let part = rest.split_off_mut(..(end - first) * width);
+        let start = std::mem::replace(&mut first, end);
+        (
+            index,
+            places,
+            start,
+            part.expect("places are those of the output"),
+        )
+    });
+    let tasks: Vec<_> = tasks.collect();
+    tasks
+        .into_par_iter()
+        .for_each(|(index, places, start, part)| {
+            for (&row, &place) in index.iter().zip(places) {
+                let to = &mut part[(place as usize - start) * width..][..width];
+                to.copy_from_slice(&rows[row as usize * width..][..width]);
+            }
+        });
 }
 
 /// Length of the order in which the places of an index are filled: none if it is their own, or few rows are named twice.

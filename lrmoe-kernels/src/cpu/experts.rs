@@ -4,7 +4,8 @@ use ndarray::{ArrayView3, ArrayViewMut3};
 use super::{Cpu, HostBuffer, Workspace, gradient_norms::gradient_norms, rows, rows_mut};
 use crate::{
     BackwardRows, ComputeExperts, Error, ExpertBuffers, ExpertFfn, FfnElement, FfnShape,
-    HiddenSums, Memory, RowBuffers, WeightGradients, Weights, experts::Groups, ffn::Experts,
+    HiddenSums, Memory, PreActivationBuffers, PreActivations, PreActivationsMut, RowBuffers,
+    StashFfn, WeightGradients, Weights, experts::Groups, ffn::Experts,
 };
 
 impl<T: FfnElement> ComputeExperts<T> for Cpu {
@@ -32,6 +33,7 @@ impl<T: FfnElement> ComputeExperts<T> for Cpu {
         scratch: &mut Workspace,
         out: &mut HostBuffer<T>,
         mut h_norms: Option<&mut HostBuffer<SquaredNorm>>,
+        kept: Option<&mut PreActivationBuffers<Self, T>>,
     ) -> Result<(), Error> {
         let groups = Groups::new(shape, weights, offsets, x)?;
         let of_rows = [groups.rows(), shape.width];
@@ -39,16 +41,22 @@ impl<T: FfnElement> ComputeExperts<T> for Cpu {
         if let Some(norms) = &mut h_norms {
             self.resize(norms, groups.rows())?;
         }
-        ExpertFfn::forward(
-            self,
-            shape,
-            &views(&groups, weights)?,
-            offsets,
-            rows("x", x, of_rows)?,
-            scratch,
-            rows_mut("out", out, of_rows)?,
-            h_norms.map(|norms| &mut **norms),
-        )
+        let (weights, x) = (views(&groups, weights)?, rows("x", x, of_rows)?);
+        let out = rows_mut("out", out, of_rows)?;
+        let h_norms = h_norms.map(|norms| &mut **norms);
+        let Some(kept) = kept else {
+            return ExpertFfn::forward(self, shape, &weights, offsets, x, scratch, out, h_norms);
+        };
+        kept.resize(self, shape, groups.rows())?;
+        let of_hidden = [groups.rows(), shape.hidden];
+        let PreActivationBuffers { gate, up } = kept;
+        let gate = (shape.activation.is_gated())
+            .then(|| rows_mut("gate pre-activations", gate, of_hidden));
+        let kept = PreActivationsMut {
+            gate: gate.transpose()?,
+            up: rows_mut("up pre-activations", up, of_hidden)?,
+        };
+        self.forward_stash(shape, &weights, offsets, x, scratch, out, h_norms, kept)
     }
 
     fn backward(
@@ -57,6 +65,7 @@ impl<T: FfnElement> ComputeExperts<T> for Cpu {
         weights: &ExpertBuffers<Self, T>,
         offsets: &[usize],
         inputs: &RowBuffers<'_, Self, T>,
+        kept: Option<&mut PreActivationBuffers<Self, T>>,
         scratch: &mut Workspace,
         dx: &mut HostBuffer<T>,
         dp: &mut HostBuffer<f32>,
@@ -64,7 +73,7 @@ impl<T: FfnElement> ComputeExperts<T> for Cpu {
         accumulate: &[bool],
     ) -> Result<(), Error> {
         let groups = Groups::new(shape, weights, offsets, inputs.x)?;
-        groups.check_backward(inputs, gradients, accumulate)?;
+        groups.check_backward(inputs, kept.as_deref(), gradients, accumulate)?;
         let of_rows = [groups.rows(), shape.width];
         self.resize(dx, of_rows[0] * of_rows[1])?;
         self.resize(dp, groups.rows())?;
@@ -74,22 +83,29 @@ impl<T: FfnElement> ComputeExperts<T> for Cpu {
         {
             self.resize(matrices, groups.matrices())?;
         }
-        ExpertFfn::backward(
-            self,
-            shape,
-            &views(&groups, weights)?,
-            offsets,
-            &BackwardRows {
-                x: rows("x", inputs.x, of_rows)?,
-                dy: rows("dy", inputs.dy, of_rows)?,
-                gate_weights: inputs.gate_weights,
-                weights: inputs.weights,
-            },
-            scratch,
-            rows_mut("dx", dx, of_rows)?,
-            dp,
-            &mut views_mut(&groups, gradients)?,
-            accumulate,
+        let weights = &views(&groups, weights)?;
+        let inputs = &BackwardRows {
+            x: rows("x", inputs.x, of_rows)?,
+            dy: rows("dy", inputs.dy, of_rows)?,
+            gate_weights: inputs.gate_weights,
+            weights: inputs.weights,
+        };
+        let dx = rows_mut("dx", dx, of_rows)?;
+        let gradients = &mut views_mut(&groups, gradients)?;
+        let Some(PreActivationBuffers { gate, up }) = kept else {
+            return ExpertFfn::backward(
+                self, shape, weights, offsets, inputs, scratch, dx, dp, gradients, accumulate,
+            );
+        };
+        let of_hidden = [groups.rows(), shape.hidden];
+        let gate =
+            (shape.activation.is_gated()).then(|| rows("gate pre-activations", gate, of_hidden));
+        let kept = PreActivations {
+            gate: gate.transpose()?,
+            up: rows("up pre-activations", up, of_hidden)?,
+        };
+        self.backward_stash(
+            shape, weights, offsets, inputs, &kept, scratch, dx, dp, gradients, accumulate,
         )
     }
 

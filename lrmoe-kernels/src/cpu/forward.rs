@@ -21,8 +21,8 @@ pub(super) struct Outputs<'a, T> {
     pub(super) out: ArrayViewMut2<'a, T>,
     /// `[rows]`, where asked for.
     pub(super) h_norms: Option<&'a mut [SquaredNorm]>,
-    /// Pre-activations `[rows, 2 F]` or `[rows, F]`, where asked for.
-    pub(super) stash: Option<ArrayViewMut2<'a, T>>,
+    /// Pre-activations of gate and up, `[rows, F]` each, where asked for.
+    pub(super) stash: Option<[Option<ArrayViewMut2<'a, T>>; 2]>,
 }
 
 pub(super) fn forward<T: Storage>(
@@ -36,9 +36,9 @@ pub(super) fn forward<T: Storage>(
     let x = x.to_slice().expect("checked layout");
     let mut out = outputs.out.into_slice().expect("checked layout");
     let mut h_norms = outputs.h_norms;
-    let mut stash = outputs
-        .stash
-        .map(|stash| stash.into_slice().expect("checked layout"));
+    let mut stash = outputs.stash.map(|matrices| {
+        matrices.map(|rows| rows.map(|rows| rows.into_slice().expect("checked layout")))
+    });
     let height = tile_rows(experts);
     let mut sums = workspace.sums.take();
     let mut tile_sums = sums.as_mut().map(|sums| sums.start(experts, height));
@@ -48,9 +48,11 @@ pub(super) fn forward<T: Storage>(
         x: &x[rows.start * width..rows.end * width],
         out: split(&mut out, rows.len() * width),
         h_norms: h_norms.as_mut().map(|norms| split(norms, rows.len())),
-        stash: stash
-            .as_mut()
-            .map(|stash| split(stash, rows.len() * experts.pre_activations() * hidden)),
+        stash: stash.as_mut().map(|stash| {
+            let part =
+                |all: &mut Option<_>| all.as_mut().map(|all| split(all, rows.len() * hidden));
+            stash.each_mut().map(part)
+        }),
     });
     let scratch = workspace.scratch(scratch_words(experts, height))?;
     share(scratch, tiles, |scratch, tile| {
@@ -80,7 +82,8 @@ struct Tile<'a, T> {
     x: &'a [T],
     out: &'a mut [T],
     h_norms: Option<&'a mut [SquaredNorm]>,
-    stash: Option<&'a mut [T]>,
+    /// Pre-activations of gate and up, `[rows, F]` each.
+    stash: Option<[Option<&'a mut [T]>; 2]>,
     /// Of h and its derivatives.
     sums: Option<&'a mut [f32]>,
 }
@@ -99,7 +102,6 @@ fn forward_tile<T: Storage>(
     let gate: &mut [f32] = bytemuck::cast_slice_mut(take(&mut scratch, FEATURES * lanes));
     let up: &mut [f32] = bytemuck::cast_slice_mut(take(&mut scratch, FEATURES * lanes));
     let h_rows: &mut [f32] = bytemuck::cast_slice_mut(take(&mut scratch, rows * hidden));
-    let stash_row = experts.pre_activations() * hidden;
     let (mut stash, mut sums) = (tile.stash, tile.sums);
 
     rows_to_panels(isa, tile.x, width, x);
@@ -118,19 +120,11 @@ fn forward_tile<T: Storage>(
             let (panel, lanes) = (block.panel, block.panel.lanes);
             let (gate, up) = (&mut gate[block.place.clone()], &mut up[block.place]);
             let count = (rows - panel.start).min(lanes);
-            if let Some(stash) = &mut stash {
-                let stash = &mut stash[panel.start * stash_row..];
-                if stash_row > hidden {
-                    columns_to_rows(isa, gate, lanes, count, &mut stash[first..], stash_row);
+            for (columns, rows) in [&*gate, &*up].into_iter().zip(stash.iter_mut().flatten()) {
+                if let Some(rows) = rows {
+                    let rows = &mut rows[panel.start * hidden + first..];
+                    columns_to_rows(isa, columns, lanes, count, rows, hidden);
                 }
-                columns_to_rows(
-                    isa,
-                    up,
-                    lanes,
-                    count,
-                    &mut stash[stash_row - hidden + first..],
-                    stash_row,
-                );
             }
             if let Some(sums) = &mut sums {
                 let activation = experts.shape.activation;

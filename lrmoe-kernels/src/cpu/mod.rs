@@ -26,8 +26,8 @@ use lrmoe_metric::SquaredNorm;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
 use crate::{
-    BackwardRows, Error, ExpertFfn, FfnShape, StashFfn, WeightGradients, Weights,
-    error::check_length, ffn::Experts,
+    BackwardRows, Error, ExpertFfn, FfnShape, PreActivations, PreActivationsMut, StashFfn,
+    WeightGradients, Weights, error::check_length, ffn::Experts,
 };
 pub use element::FfnElement;
 pub use memory::HostBuffer;
@@ -110,15 +110,15 @@ impl<T: FfnElement> StashFfn<T> for Cpu {
         workspace: &mut Workspace,
         out: ArrayViewMut2<'_, T>,
         h_norms: Option<&mut [SquaredNorm]>,
-        stash: ArrayViewMut2<'_, T>,
+        stash: PreActivationsMut<'_, T>,
     ) -> Result<(), Error> {
         let experts = Experts::new(shape, weights, offsets, &x)?;
         experts.check_forward(&out, h_norms.as_deref())?;
-        experts.check_stash(&stash)?;
+        experts.check_stash(stash.gate.as_deref(), &stash.up)?;
         let outputs = forward::Outputs {
             out,
             h_norms,
-            stash: Some(stash),
+            stash: Some([stash.gate, Some(stash.up)]),
         };
         forward::forward(&experts, x, workspace, outputs)
     }
@@ -129,7 +129,7 @@ impl<T: FfnElement> StashFfn<T> for Cpu {
         weights: &Weights<'_, T>,
         offsets: &[usize],
         rows: &BackwardRows<'_, T>,
-        stash: ArrayView2<'_, T>,
+        stash: &PreActivations<'_, T>,
         workspace: &mut Workspace,
         dx: ArrayViewMut2<'_, T>,
         dp: &mut [f32],
@@ -138,7 +138,7 @@ impl<T: FfnElement> StashFfn<T> for Cpu {
     ) -> Result<(), Error> {
         let experts = Experts::new(shape, weights, offsets, &rows.x)?;
         experts.check_backward(rows, &dx, dp, gradients, accumulate)?;
-        experts.check_stash(&stash)?;
+        experts.check_stash(stash.gate.as_deref(), &stash.up)?;
         let outputs = backward::Outputs { dx, dp };
         backward::backward(
             &experts,

@@ -19,7 +19,10 @@ use super::{
     element::{FfnElement, Storage},
     isa::{Isa, forced},
 };
-use crate::{Activation, BackwardRows, ExpertFfn, FfnShape, StashFfn, WeightGradients, Weights};
+use crate::{
+    Activation, BackwardRows, ExpertFfn, FfnShape, PreActivations, PreActivationsMut, StashFfn,
+    WeightGradients, Weights,
+};
 
 /// One path at a time: which one is forced is known to all threads.
 static ONE_PATH: Mutex<()> = Mutex::new(());
@@ -128,7 +131,7 @@ impl<T: FfnElement> Problem<T> {
         let nan = T::narrowed(f32::NAN);
         let rows = self.x.nrows();
         let (mut out, mut dx) = (self.x.mapv(|_| nan), self.x.mapv(|_| nan));
-        let mut stash = Array2::from_elem((rows, 2 * self.shape.hidden), nan);
+        let mut stash = [(); 2].map(|()| Array2::from_elem((rows, self.shape.hidden), nan));
         let mut norms = vec![
             SquaredNorm {
                 significand: f32::NAN,
@@ -153,6 +156,7 @@ impl<T: FfnElement> Problem<T> {
         };
         let (y, h) = (out.view_mut(), Some(&mut norms[..]));
         if stashed {
+            let [gate, up] = &mut stash;
             Cpu.forward_stash(
                 shape,
                 &weights,
@@ -161,12 +165,19 @@ impl<T: FfnElement> Problem<T> {
                 workspace,
                 y,
                 h,
-                stash.view_mut(),
+                PreActivationsMut {
+                    gate: Some(gate.view_mut()),
+                    up: up.view_mut(),
+                },
             )
             .unwrap();
-            let (dx, stash) = (dx.view_mut(), stash.view());
+            let dx = dx.view_mut();
+            let stash = PreActivations {
+                gate: Some(gate.view()),
+                up: up.view(),
+            };
             Cpu.backward_stash(
-                shape, &weights, offsets, &inputs, stash, workspace, dx, &mut dp, &mut to,
+                shape, &weights, offsets, &inputs, &stash, workspace, dx, &mut dp, &mut to,
                 accumulate,
             )
             .unwrap();

@@ -10,6 +10,17 @@ struct GatherParameters {
     u64 width;
 };
 
+struct PutParameters {
+    const char* rows;
+    // Where rows come from and go to, [count].
+    const u32* index;
+    const u32* places;
+    char* out;
+    u64 count;
+    // Bytes of a row.
+    u64 width;
+};
+
 struct ScatterParameters {
     // f32 or bf16.
     const void* rows;
@@ -39,6 +50,17 @@ __device__ __forceinline__ void copy_row(const char* from, char* to, u64 bytes, 
     Piece* target = reinterpret_cast<Piece*>(to);
     for (u64 i = lane(); i < bytes / sizeof(Piece); i += LANES) {
         target[i] = from ? source[i] : zero;
+    }
+}
+
+// A row in the largest pieces that divide it, zeros from none.
+__device__ __forceinline__ void copy_row(const char* from, char* to, u64 bytes) {
+    if (bytes % 16 == 0) {
+        copy_row(from, to, bytes, make_uint4(0, 0, 0, 0));
+    } else if (bytes % 4 == 0) {
+        copy_row(from, to, bytes, 0u);
+    } else {
+        copy_row(from, to, bytes, u16(0));
     }
 }
 
@@ -98,13 +120,13 @@ __global__ void __launch_bounds__(THREADS) gather(const GatherParameters p) {
     }
     const u32 row = p.index[number];
     const char* from = row == NONE ? nullptr : p.rows + place(row, p.width, 0);
-    char* to = p.out + place(number, p.width, 0);
-    if (p.width % 16 == 0) {
-        copy_row(from, to, p.width, make_uint4(0, 0, 0, 0));
-    } else if (p.width % 4 == 0) {
-        copy_row(from, to, p.width, 0u);
-    } else {
-        copy_row(from, to, p.width, u16(0));
+    copy_row(from, p.out + place(number, p.width, 0), p.width);
+}
+
+__global__ void __launch_bounds__(THREADS) put(const PutParameters p) {
+    const u64 number = warp_number();
+    if (number < p.count) {
+        copy_row(p.rows + place(p.index[number], p.width, 0), p.out + place(p.places[number], p.width, 0), p.width);
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     CompactRows, Element, Error, FfnElement, Memory, PairRows, RowIndex,
-    compact::{check_row_numbers, grouping_tables},
+    compact::{check_put, check_row_numbers, grouping_tables},
     error::check_length,
 };
 
@@ -44,6 +44,30 @@ impl CompactRows for Cuda {
         out: &mut Buffer<T>,
     ) -> Result<(), Error> {
         self.take("rows", rows, [index.rows, width], &index.index, out)
+    }
+
+    fn put<T: Element>(
+        &self,
+        rows: &Buffer<T>,
+        width: usize,
+        [index, places]: [&RowIndex<Self>; 2],
+        out: &mut Buffer<T>,
+    ) -> Result<(), Error> {
+        check_put::<Self, T>(rows, width, [index, places], out)?;
+        let len = Self::len(&index.index);
+        if width == 0 {
+            return Ok(());
+        }
+        let parameters = [
+            self.address(rows)?,
+            self.address(&index.index)?,
+            self.address(&places.index)?,
+            self.address(out)?,
+            len as u64,
+            (width * bytes_of::<T>()) as u64,
+        ];
+        // SAFETY: as in compact.cu; indices and places are those of rows, as checked where they were made.
+        unsafe { self.launch(Kernel::Put, len.div_ceil(ROWS), &parameters) }
     }
 
     fn group<T: Element>(

@@ -37,6 +37,11 @@ enum Command<'a> {
     },
     /// Zeros.
     Clear { raw: &'a Raw },
+    Copy {
+        from: &'a Raw,
+        to: &'a Raw,
+        bytes: u64,
+    },
 }
 
 /// Commands in order, each of which sees what those before it wrote.
@@ -74,6 +79,14 @@ impl<'a> Batch<'a> {
     pub(super) fn clear<T: Element>(&mut self, buffer: &'a Buffer<T>) {
         self.commands
             .extend(buffer.raw().map(|raw| Command::Clear { raw }));
+    }
+
+    /// Copies all elements of a buffer to another that has room for them.
+    pub(super) fn copy<T: Element>(&mut self, from: &'a Buffer<T>, to: &'a Buffer<T>) {
+        let bytes = from.bytes();
+        let raw = from.raw().zip(to.raw()).filter(|_| bytes > 0);
+        let copy = |(from, to)| Command::Copy { from, to, bytes };
+        self.commands.extend(raw.map(copy));
     }
 
     /// Runs `groups` workgroups with these parameters, which follow the first workgroup's number and a zero, and these bindings.
@@ -131,6 +144,10 @@ impl<'a> Batch<'a> {
         for command in &self.commands {
             match command {
                 Command::Clear { raw } => self.wgpu.check_own(raw)?,
+                Command::Copy { from, to, .. } => {
+                    self.wgpu.check_own(from)?;
+                    self.wgpu.check_own(to)?;
+                }
                 Command::Dispatch { bindings, .. } => {
                     let mut raw = bindings.iter().filter_map(|(_, binding)| match binding {
                         Binding::Window(window) => window.raw,
@@ -151,6 +168,11 @@ impl<'a> Batch<'a> {
                 Command::Clear { raw } => {
                     pass = None;
                     encoder.clear_buffer(&raw.buffer, 0, None);
+                    continue;
+                }
+                Command::Copy { from, to, bytes } => {
+                    pass = None;
+                    encoder.copy_buffer_to_buffer(&from.buffer, 0, &to.buffer, 0, *bytes);
                     continue;
                 }
                 Command::Dispatch {

@@ -56,7 +56,7 @@ impl<T: Element> Buffer<T> {
         self.len = self.len.min(len);
     }
 
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         bytes::<T>(self.len)
     }
 }

@@ -3,7 +3,7 @@ use lrmoe_compact::Grouping as HostGrouping;
 use super::{Buffer, Wgpu, batch::Batch, buffer::Window, kernel::Kernel};
 use crate::{
     CompactRows, Element, Error, FfnElement, Memory, PairRows, RowIndex,
-    compact::{check_row_numbers, grouping_tables},
+    compact::{check_put, check_row_numbers, grouping_tables},
     error::check_length,
 };
 
@@ -38,6 +38,58 @@ impl CompactRows for Wgpu {
         out: &mut Buffer<T>,
     ) -> Result<(), Error> {
         self.take("rows", rows, [index.rows, width], &index.index, out)
+    }
+
+    fn put<T: Element>(
+        &self,
+        rows: &Buffer<T>,
+        width: usize,
+        [index, places]: [&RowIndex<Self>; 2],
+        out: &mut Buffer<T>,
+    ) -> Result<(), Error> {
+        check_put::<Self, T>(rows, width, [index, places], out)?;
+        let len = Self::len(&index.index);
+        if width == 0 || len == 0 {
+            return Ok(());
+        }
+        let words = width * T::COUNT;
+        let step = self.per_window("a row", words)?;
+        let in_list = self.per_window("a row number", 1)?;
+        let mut batch = Batch::new(self);
+        let parts = |count: usize, step: usize| {
+            let starts = (0..count).step_by(step);
+            starts.map(move |start| start..count.min(start + step))
+        };
+        for listed in parts(len, in_list) {
+            let of_list = |list| self.window(list, listed.clone());
+            let (of_index, of_places) = (of_list(&index.index), of_list(&places.index));
+            for taken in parts(index.rows, step) {
+                let from = self.window(rows, taken.start * width..taken.end * width);
+                for written in parts(places.rows, step) {
+                    let to = self.window(out, written.start * width..written.end * width);
+                    let parameters = [
+                        listed.len(),
+                        words,
+                        taken.start,
+                        taken.end,
+                        0,
+                        written.start,
+                        written.end,
+                        0,
+                    ];
+                    let mut parameters = parameters.map(|number| number as u32).to_vec();
+                    parameters.extend([from.base, of_index.base, of_places.base, to.base]);
+                    let windows = [(1, from), (2, of_index), (3, to), (5, of_places)];
+                    batch.dispatch(
+                        Kernel::Put,
+                        (listed.len() * words).div_ceil(THREADS),
+                        &parameters,
+                        &windows.map(|(number, window)| (number, window.into())),
+                    );
+                }
+            }
+        }
+        batch.submit()
     }
 
     fn group<T: Element>(

@@ -3,19 +3,20 @@
 struct Params {
     first_group: u32,
     zero: u32,
-    // Of the output: rows, or tokens.
+    // Of the output: rows, or tokens; or rows that are put to their places.
     rows: u32,
     width: u32,
     // The rows of the input in this dispatch: from, to.
     input_start: u32,
     input_end: u32,
     top_k: u32,
-    // The slots in this dispatch: from, to.
+    // The slots in this dispatch, or the rows of the output: from, to.
     slot_start: u32,
     slot_end: u32,
     flags: u32,
     input_base: u32,
     index_base: u32,
+    // Of the places too.
     weights_base: u32,
     output_base: u32,
 }
@@ -27,6 +28,9 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> output: array<u32>;
 // Of the input rows.
 @group(0) @binding(4) var<storage, read> weights: array<f32>;
+
+// Where an input row goes.
+@group(0) @binding(5) var<storage, read> places: array<u32>;
 
 // Stands for no row.
 const NONE: u32 = 0xffffffffu;
@@ -62,6 +66,23 @@ fn gather(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
     } else if row == NONE {
         output[params.output_base + at] = 0u;
     }
+}
+
+// Input rows to their places in the output.
+@compute @workgroup_size(256)
+fn put(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let at = (params.first_group + group.x) * 256u + local;
+    if at >= params.rows * params.width {
+        return;
+    }
+    let row = index[params.index_base + at / params.width];
+    let place = places[params.weights_base + at / params.width];
+    if row < params.input_start || row >= params.input_end || place < params.slot_start || place >= params.slot_end {
+        return;
+    }
+    let source = params.input_base + (row - params.input_start) * params.width;
+    let to = params.output_base + (place - params.slot_start) * params.width;
+    output[to + at % params.width] = input[source + at % params.width];
 }
 
 // Adds the rows of each token's slots, in ascending order.

@@ -25,6 +25,7 @@ pub(super) enum Kernel {
     WriteKept,
     SelectionWeights,
     Gather,
+    Put,
     ScatterAdd,
     /// f32 to bf16.
     Narrow,
@@ -84,7 +85,7 @@ const SOURCES: [Source; 8] = [
 type Constants = &'static [(&'static str, f64)];
 
 impl Kernel {
-    const ALL: [Self; 22] = [
+    const ALL: [Self; 23] = [
         Self::SquaredNorms,
         Self::ScanFactors,
         Self::SquaredScores,
@@ -99,6 +100,7 @@ impl Kernel {
         Self::WriteKept,
         Self::SelectionWeights,
         Self::Gather,
+        Self::Put,
         Self::ScatterAdd,
         Self::Narrow,
         Self::Project,
@@ -126,6 +128,7 @@ impl Kernel {
             Self::WriteKept => ("select", "write_kept", &[]),
             Self::SelectionWeights => ("weights", "selection_weights", &[]),
             Self::Gather => ("compact", "gather", &[]),
+            Self::Put => ("compact", "put", &[]),
             Self::ScatterAdd => ("compact", "scatter_add", &[]),
             Self::Narrow => ("compact", "narrow", &[]),
             Self::Project => ("product", "rows_by_weights", &[]),

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Rows that tell their place.
-fn rows(count: usize, width: usize) -> Vec<f32> {
+pub(crate) fn rows(count: usize, width: usize) -> Vec<f32> {
     (0..count * width).map(|i| 1.0 + i as f32 / 8.0).collect()
 }
 

@@ -1,125 +1,16 @@
 //! The expert FFN against plain loops in f64, in f32 or bf16.
 
 use lrmoe_kernels::{
-    Activation, ComputeExperts, ExpertBuffers, FfnElement, FfnShape, RowBuffers, SquaredNorm,
-    ndarray::Array3,
+    Activation, ComputeExperts, ExpertBuffers, FfnElement, FfnShape, PreActivationBuffers,
+    RowBuffers, ndarray::Array3,
 };
 
 use crate::{
     expected::{act, oracle},
+    passes::{rounded, run},
     problem::Problem,
     random::bits,
 };
-
-/// Inputs rounded to what `T` holds.
-fn rounded<T: FfnElement>(mut problem: Problem) -> Problem {
-    let round = |value: &mut f32| *value = T::from_f32(*value).to_f32();
-    for matrices in [&mut problem.up, &mut problem.down]
-        .into_iter()
-        .chain(&mut problem.gate)
-    {
-        matrices.iter_mut().for_each(round);
-    }
-    problem.x.iter_mut().for_each(round);
-    problem.dy.iter_mut().for_each(round);
-    problem
-}
-
-/// All results, laid out as in the problem.
-pub(crate) struct Found {
-    out: Vec<f32>,
-    h_norms: Vec<SquaredNorm>,
-    dx: Vec<f32>,
-    dp: Vec<f32>,
-    pub(crate) dgate: Option<Vec<f32>>,
-    pub(crate) dup: Vec<f32>,
-    pub(crate) ddown: Vec<f32>,
-}
-
-/// Gradients of the problem's matrices, NaN.
-pub(crate) fn no_gradients<B: ComputeExperts<T>, T: FfnElement>(
-    backend: &B,
-    problem: &Problem,
-) -> ExpertBuffers<B> {
-    let nan = |len: usize| backend.upload(&vec![f32::NAN; len]).unwrap();
-    ExpertBuffers {
-        gate: problem.gate.as_ref().map(|gate| nan(gate.len())),
-        up: nan(problem.up.len()),
-        down: nan(problem.down.len()),
-    }
-}
-
-/// Runs both passes, every output NaN before.
-pub(crate) fn run<B: ComputeExperts<T>, T: FfnElement>(
-    backend: &B,
-    problem: &Problem,
-    scratch: &mut B::Scratch,
-) -> Found {
-    let gradients = &mut no_gradients(backend, problem);
-    let accumulate = vec![false; problem.offsets.len() - 1];
-    run_into(backend, problem, scratch, gradients, &accumulate)
-}
-
-/// Runs both passes, outputs of rows NaN before.
-pub(crate) fn run_into<B: ComputeExperts<T>, T: FfnElement>(
-    backend: &B,
-    problem: &Problem,
-    scratch: &mut B::Scratch,
-    gradients: &mut ExpertBuffers<B>,
-    accumulate: &[bool],
-) -> Found {
-    let upload = |values: &[f32]| {
-        let values: Vec<_> = values.iter().map(|&value| T::from_f32(value)).collect();
-        backend.upload(&values).unwrap()
-    };
-    let matrices = |values: &Array3<f32>| upload(values.as_slice().unwrap());
-    let nan = |len: usize| upload(&vec![f32::NAN; len]);
-    let (rows, width) = (problem.rows(), problem.shape.width);
-    let weights = ExpertBuffers::<B, T> {
-        gate: problem.gate.as_ref().map(matrices),
-        up: matrices(&problem.up),
-        down: matrices(&problem.down),
-    };
-    let (x, dy) = (
-        upload(problem.x.as_slice().unwrap()),
-        upload(problem.dy.as_slice().unwrap()),
-    );
-    let of_rows = |values: &[f32]| backend.upload(values).unwrap();
-    let (p, w) = (of_rows(&problem.p), of_rows(&problem.w));
-    let (mut out, mut dx) = (nan(rows * width), nan(rows * width));
-    let mut dp = of_rows(&vec![f32::NAN; rows]);
-    let mut h_norms = Default::default();
-    let (shape, offsets) = (&problem.shape, &problem.offsets);
-    let norms = Some(&mut h_norms);
-    backend
-        .forward(shape, &weights, offsets, &x, scratch, &mut out, norms)
-        .unwrap();
-    let inputs = RowBuffers::<B, T> {
-        x: &x,
-        dy: &dy,
-        gate_weights: &p,
-        weights: &w,
-    };
-    backend
-        .backward(
-            shape, &weights, offsets, &inputs, scratch, &mut dx, &mut dp, gradients, accumulate,
-        )
-        .unwrap();
-    let download = |buffer: &B::Buffer<f32>| backend.download(buffer).unwrap();
-    let widened = |buffer: &B::Buffer<T>| {
-        let values = backend.download(buffer).unwrap();
-        values.into_iter().map(T::to_f32).collect()
-    };
-    Found {
-        out: widened(&out),
-        h_norms: backend.download(&h_norms).unwrap(),
-        dx: widened(&dx),
-        dp: download(&dp),
-        dgate: gradients.gate.as_ref().map(download),
-        dup: download(&gradients.up),
-        ddown: download(&gradients.down),
-    }
-}
 
 /// In f32, sums of up to a thousand terms in one chain come within 1e-6, and a device's exp within a few units in the last place. In bf16 each
 /// rounding is within 2^-9, and what a row gives passes a few of them.
@@ -344,7 +235,16 @@ pub(crate) fn misuse<B: ComputeExperts>(backend: &B) {
     let x = backend.upload(problem.x.as_slice().unwrap()).unwrap();
     let message = |shape: &FfnShape, weights: &ExpertBuffers<B>, offsets: &[usize]| {
         let (mut scratch, mut out) = (B::Scratch::default(), Default::default());
-        let result = backend.forward(shape, weights, offsets, &x, &mut scratch, &mut out, None);
+        let result = backend.forward(
+            shape,
+            weights,
+            offsets,
+            &x,
+            &mut scratch,
+            &mut out,
+            None,
+            None,
+        );
         result.unwrap_err().to_string()
     };
     let shape = problem.shape;
@@ -375,7 +275,7 @@ pub(crate) fn misuse<B: ComputeExperts>(backend: &B) {
         gate_weights: &backend.upload(&problem.p).unwrap(),
         weights: &backend.upload(&problem.w).unwrap(),
     };
-    let message_back = |accumulate: &[bool]| {
+    let message_kept = |kept: Option<&mut PreActivationBuffers<B>>, accumulate: &[bool]| {
         let (mut scratch, mut dx, mut dp) = Default::default();
         let mut gradients = ExpertBuffers::<B> {
             gate: Some(Default::default()),
@@ -387,6 +287,7 @@ pub(crate) fn misuse<B: ComputeExperts>(backend: &B) {
             &weights,
             &[0, 2, 5],
             &inputs,
+            kept,
             &mut scratch,
             &mut dx,
             &mut dp,
@@ -395,6 +296,13 @@ pub(crate) fn misuse<B: ComputeExperts>(backend: &B) {
         );
         result.unwrap_err().to_string()
     };
+    let message_back = |accumulate: &[bool]| message_kept(None, accumulate);
+    let mut kept = PreActivationBuffers::<B>::default();
+    let expected = "shape of gate pre-activations is [0], expected [30]";
+    assert_eq!(message_kept(Some(&mut kept), &[false; 2]), expected);
+    kept.gate = backend.upload(&[0.0; 30]).unwrap();
+    let expected = "shape of up pre-activations is [0], expected [30]";
+    assert_eq!(message_kept(Some(&mut kept), &[false; 2]), expected);
     let expected = "shape of accumulate is [3], expected [2]";
     assert_eq!(message_back(&[false; 3]), expected);
     let expected = "shape of gate gradients is [0], expected [48]";

@@ -221,6 +221,7 @@ fn run<B: Backend>(backend: &B, case: &Case, kept: impl Fn(usize) -> bool) -> Ou
         &mut scratch,
         &mut out,
         h_norms,
+        None,
     )?;
     let inputs = RowBuffers::<B> {
         x: &pair_x,
@@ -234,6 +235,7 @@ fn run<B: Backend>(backend: &B, case: &Case, kept: impl Fn(usize) -> bool) -> Ou
         &weights,
         &offsets,
         &inputs,
+        None,
         &mut scratch,
         dx_to,
         dp_to,

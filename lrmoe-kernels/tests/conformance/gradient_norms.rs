@@ -2,7 +2,7 @@
 
 use lrmoe_kernels::{Activation, ComputeExperts, Error, ExpertBuffers, RowBuffers};
 
-use crate::{experts::run, problem::Problem};
+use crate::{passes::run, problem::Problem};
 
 fn norms<B: ComputeExperts>(backend: &B, problem: &Problem) -> Result<Vec<f32>, Error> {
     let upload = |values: &[f32]| backend.upload(values).unwrap();

@@ -15,12 +15,15 @@ mod expected;
 mod experts;
 mod golden;
 mod gradient_norms;
+mod kept;
 mod memory;
 mod norms;
 mod parts;
+mod passes;
 #[path = "../ffn/problem.rs"]
 #[expect(dead_code, reason = "what other tests need of it")]
 mod problem;
+mod puts;
 mod random;
 #[path = "../../../lrmoe-metric/tests/common/mod.rs"]
 mod ranks;
@@ -88,6 +91,9 @@ fn expert_trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
         ),
         candidate.trial("experts::empty_groups", experts::empty_groups::<_, f32>),
         candidate.trial("experts::large_matrices", experts::large_matrices::<_, f32>),
+        candidate.trial("experts::kept", |backend: &B| {
+            kept::as_recomputed::<_, f32>(backend, true);
+        }),
         candidate.trial("experts::misuse", experts::misuse),
     ]
 }
@@ -117,6 +123,9 @@ fn bf16_trials<B: ComputeExperts<bf16> + Send + Sync + 'static>(
         ),
         candidate.trial("experts_bf16::company", experts::company::<_, bf16>),
         candidate.trial("experts_bf16::parts", parts::equal_bf16),
+        candidate.trial("experts_bf16::kept", |backend: &B| {
+            kept::as_recomputed::<_, bf16>(backend, false);
+        }),
     ]
 }
 
@@ -144,6 +153,7 @@ fn trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
         candidate.trial("select::extreme_weights", select::extreme_weights),
         candidate.trial("select::bad_scores", select::bad_scores),
         candidate.trial("select::errors_on_one_rank", select::errors_on_one_rank),
+        candidate.trial("compact::puts", puts::puts),
         candidate.trial("compact::gathers", compact::gathers),
         candidate.trial("compact::groups", compact::groups),
         candidate.trial("compact::adds", compact::adds),

@@ -5,7 +5,7 @@ use lrmoe_kernels::{Activation, ComputeExperts, FfnElement, half::bf16};
 #[cfg(any(feature = "cuda", feature = "cuda-emu"))]
 use crate::experts::assert_close;
 use crate::{
-    experts::{no_gradients, run, run_into},
+    passes::{no_gradients, run, run_into},
     problem::Problem,
     random::bits,
 };

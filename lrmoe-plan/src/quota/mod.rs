@@ -4,6 +4,7 @@ mod apportion;
 mod curve;
 mod decompose;
 mod floors;
+mod hold;
 
 use std::fmt;
 use std::str::FromStr;

@@ -147,12 +147,8 @@ fn memory(request: &PlanRequest<'_>, plan: &Plan, rank: usize, retained: u64) ->
     } else {
         0
     };
-    let backward_row = match model.stash {
-        // Sent, received, x, dy, dx; h and the gradients of the pre-activations.
-        Stash::Recompute | Stash::Full => (5 * d + f + before) * b + 3 * 8,
-        // Sent, received, dy, dx; h.
-        _ => (4 * d + f) * b + 3 * 8,
-    };
+    // Sent, received, x, dy, dx; h and the gradients of the pre-activations.
+    let backward_row = (5 * d + f + before) * b + 3 * 8;
     // Sent, received, x, y; dy and what goes back, sent and received, while another chunk computes.
     let forward_elements = match (model.overlap, model.stash) {
         (true, Stash::Recompute) => 8,

@@ -234,3 +234,55 @@ fn loads_and_topology() {
     assert!(matches!(Topology::single_node(0), Err(Error::NoRanks)));
     assert!(matches!(Topology::new(1, 0), Err(Error::NoRanksPerNode)));
 }
+
+/// Quotas of everything, lowered to what ranks can hold of pairs that stay where they were routed.
+#[test]
+fn quotas_are_held_where_pairs_stay() {
+    // Expert 0 has instances on both ranks, 1 and 2 on one each.
+    let placement = Placement::new(3, vec![vec![0, 1], vec![0, 2]]).unwrap();
+    let loads = Loads::new(array![[20, 10, 10]]).unwrap();
+    let held = |capacities: &[u64]| {
+        let quotas = Quotas::all(&loads);
+        let rows = [12, 10, 8, 10];
+        let held = quotas.held(&placement, &rows, capacities).unwrap();
+        held.as_slice().to_vec()
+    };
+    assert_eq!(held(&[22, 18]), [20, 10, 10]);
+    // 11 rows for 12 and 10: 6 and 5. The quota of 6 leaves both instances of expert 0 with at most 6.
+    assert_eq!(held(&[11, 18]), [6, 5, 10]);
+    assert_eq!(held(&[11, 8]), [3, 5, 5]);
+    assert_eq!(held(&[0, 18]), [0, 0, 10]);
+    // Rank 1 has room for all 8 pairs of expert 0 there, whatever its quota.
+    assert_eq!(held(&[22, 17]), [8, 10, 9]);
+    let error = Quotas::all(&loads)
+        .held(&placement, &[0; 3], &[0; 2])
+        .unwrap_err();
+    assert_eq!(error.to_string(), "rows of instances: expected 4, got 3");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn no_rank_is_left_with_more_than_it_holds(
+        rows in prop::collection::vec((0u64..50, 0u64..50), 1..8),
+        capacities in prop::array::uniform2(0u64..200),
+    ) {
+        // Every expert on both ranks.
+        let experts = rows.len();
+        let all: Vec<u32> = (0..experts as u32).collect();
+        let placement = Placement::new(experts, vec![all.clone(), all]).unwrap();
+        let loads: Vec<u32> = rows.iter().map(|(a, b)| (a + b) as u32).collect();
+        let loads = Loads::new(Array2::from_shape_vec((1, experts), loads).unwrap()).unwrap();
+        let by_instance: Vec<u64> = rows.iter().map(|r| r.0).chain(rows.iter().map(|r| r.1)).collect();
+        let held = Quotas::all(&loads).held(&placement, &by_instance, &capacities).unwrap();
+        for (rank, capacity) in capacities.into_iter().enumerate() {
+            let here = &by_instance[rank * experts..][..experts];
+            let most: u64 = here.iter().zip(held.as_slice()).map(|(n, q)| (*n).min((*q).into())).sum();
+            prop_assert!(most <= capacity);
+        }
+        if capacities.iter().all(|&capacity| capacity >= by_instance.iter().sum::<u64>()) {
+            prop_assert_eq!(held.as_slice(), loads.per_expert());
+        }
+    }
+}

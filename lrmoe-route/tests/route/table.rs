@@ -23,7 +23,7 @@ fn table_of(case: &Case) -> RoutingTable {
 }
 
 /// Expert ids of one rank's pairs, shuffled, every third pair masked.
-fn expert_ids(case: &Case, source: usize) -> Vec<i32> {
+pub(crate) fn expert_ids(case: &Case, source: usize) -> Vec<i32> {
     let row = case.counts.row(source);
     let ids = row
         .iter()
@@ -35,7 +35,7 @@ fn expert_ids(case: &Case, source: usize) -> Vec<i32> {
     ids
 }
 
-fn unmasked(expert_ids: &[i32]) -> Vec<u32> {
+pub(crate) fn unmasked(expert_ids: &[i32]) -> Vec<u32> {
     let pairs = expert_ids
         .iter()
         .zip(0..)

@@ -1,6 +1,9 @@
 use std::fmt::Display;
 
+use lrmoe_plan::Stash;
+
 use crate::config::{Device, Dtype};
+use crate::policy::UnknownForward;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -23,6 +26,15 @@ pub enum BenchError {
     /// The same retention twice.
     #[error("retention {0} is given twice")]
     Repeated(f64),
+    /// No stash mode.
+    #[error("there is no stash mode to time")]
+    NoStash,
+    /// The same stash mode twice.
+    #[error("stash mode {0} is given twice")]
+    RepeatedStash(Stash),
+    /// A score that a stash mode cannot wait for.
+    #[error(transparent)]
+    Stash(#[from] UnknownForward),
     /// More memory than the machine has left.
     #[error(
         "the layer needs about {:.1} GiB ({:.1} for weights, gradients and the optimizer's copy, {:.1} for rows and tokens) and {:.1} GiB are available: \

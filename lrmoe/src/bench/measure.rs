@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use lrmoe_comm::Solo;
-use lrmoe_plan::Topology;
+use lrmoe_plan::{Stash, Topology};
 use ndarray::Array2;
 
 use super::Settings;
@@ -11,7 +11,7 @@ use super::meters::{Canary, peak_bytes, resident_bytes};
 use super::workload::{Workload, expert_parameters};
 use crate::error::Error;
 use crate::layer::{Backend, LayerConfig, LayerElement, MoeLayer, Seconds};
-use crate::policy::{Policy, Selecting};
+use crate::policy::Policy;
 
 /// The layer on one rank, and what goes into it.
 #[derive(Debug)]
@@ -90,6 +90,7 @@ impl<B: Backend<T> + Clone, T: LayerElement> Subject<B, T> {
             overlap: false,
             capacities: None,
             policy: Policy::Dropless,
+            stash: Stash::Recompute,
             profile_decay: 0.9,
         };
         let init = |expert| expert_parameters(&settings.shape, settings.seed, expert);
@@ -122,8 +123,10 @@ impl<B: Backend<T> + Clone, T: LayerElement> Subject<B, T> {
         Ok(())
     }
 
-    fn step(&mut self, policy: &Policy) -> Result<Step, Error> {
+    fn step(&mut self, (policy, stash): (&Policy, Stash)) -> Result<Step, Error> {
+        self.layer.set_stash(Stash::Recompute)?;
         self.layer.set_policy(policy.clone())?;
+        self.layer.set_stash(stash)?;
         self.steps += 1;
         let Self {
             layer,
@@ -159,6 +162,7 @@ impl<B: Backend<T> + Clone, T: LayerElement> Subject<B, T> {
 pub(super) struct Contender {
     pub(super) retention: f64,
     pub(super) policy: Policy,
+    pub(super) stash: Stash,
     pub(super) steps: Vec<Step>,
     /// Bytes in memory at the peak of its first step, above those before the first step of all.
     pub(super) peak: Option<u64>,
@@ -169,25 +173,36 @@ pub(super) struct Contender {
 }
 
 impl Contender {
-    /// LRMoE by ascending retention, then dropless. The layer's buffers only grow, so in this order every first step has its own peak.
+    /// LRMoE by ascending retention in each stash mode, then dropless, last of all in the first of the modes.
     pub(super) fn all(settings: &Settings) -> Vec<Self> {
         let mut retentions = settings.retentions.clone();
         retentions.sort_by(f64::total_cmp);
-        let lrmoe = retentions.into_iter().map(|retention| {
-            let selecting = Selecting {
-                retention,
-                score: settings.score,
-                ..Selecting::default()
-            };
-            Self::new(retention, Policy::Lrmoe(selecting))
-        });
-        lrmoe.chain([Self::new(1.0, Policy::Dropless)]).collect()
+        let mut all = Vec::new();
+        for retention in retentions {
+            let policy = Policy::Lrmoe(settings.selecting(retention));
+            let of_modes = settings.stashes.iter();
+            all.extend(of_modes.map(|&stash| Self::new(retention, policy.clone(), stash)));
+        }
+        // Where all pairs run backward, all rows are kept.
+        let mut modes: Vec<_> = settings
+            .stashes
+            .iter()
+            .map(|&stash| all_kept(stash))
+            .collect();
+        modes.reverse();
+        for (number, &stash) in modes.iter().enumerate() {
+            if !modes[number + 1..].contains(&stash) {
+                all.push(Self::new(1.0, Policy::Dropless, stash));
+            }
+        }
+        all
     }
 
-    fn new(retention: f64, policy: Policy) -> Self {
+    fn new(retention: f64, policy: Policy, stash: Stash) -> Self {
         Self {
             retention,
             policy,
+            stash,
             steps: vec![],
             peak: None,
             buffers: 0,
@@ -196,9 +211,13 @@ impl Contender {
     }
 
     pub(super) fn name(&self) -> String {
-        match self.policy {
+        let name = match self.policy {
             Policy::Lrmoe(_) => format!("lrmoe@{}", self.retention),
             _ => self.policy.name().to_owned(),
+        };
+        match self.stash {
+            Stash::Recompute => name,
+            stash => format!("{name} {stash}"),
         }
     }
 
@@ -206,7 +225,9 @@ impl Contender {
         &mut self,
         subject: &mut Subject<B, T>,
     ) -> Result<(), Error> {
-        let (step, peak) = peak_bytes(|| subject.step(&self.policy));
+        // So that the peak is its own, and not that of buffers that another has left.
+        subject.layer.release();
+        let (step, peak) = peak_bytes(|| subject.step((&self.policy, self.stash)));
         step?;
         self.peak = peak
             .zip(subject.before)
@@ -214,6 +235,14 @@ impl Contender {
         self.buffers = subject.layer.stats().buffer_bytes;
         self.retained = retained(&subject.layer, &subject.workload.expert_ids);
         Ok(())
+    }
+}
+
+/// The mode in which a policy that runs all pairs backward stashes.
+fn all_kept(stash: Stash) -> Stash {
+    match stash {
+        Stash::ForwardSelect => Stash::Full,
+        other => other,
     }
 }
 
@@ -265,7 +294,7 @@ pub(super) fn rounds<B: Backend<T> + Clone, T: LayerElement>(
         let mut cores = canary.cores();
         for contender in contenders.iter() {
             observe(&contender.name(), done);
-            steps.push(subject.step(&contender.policy)?);
+            steps.push(subject.step((&contender.policy, contender.stash))?);
             cores = cores.min(canary.cores());
         }
         if done < settings.warmup {

@@ -1,4 +1,4 @@
-//! One MoE layer timed on one rank: dropless training against LRMoE at several retentions, in turns.
+//! One MoE layer timed on one rank: dropless training against LRMoE at several retentions and in several stash modes, in turns.
 //!
 //! All contenders are the same layer, with the same weights and the same input, under another policy. A round runs a step of each; ratios are
 //! taken within a round, so that a machine that grows slower or faster does not change them. Beside every step a canary
@@ -27,6 +27,7 @@ use crate::backend::{OnBackend, on_device};
 use crate::config::{ConfigError, Device, Dtype};
 use crate::error::Error;
 use crate::layer::{Backend, LayerElement};
+use crate::policy::{Policy, Selecting};
 use crate::trace::synth::MOST_ZIPF;
 use measure::{Contender, Subject, rounds};
 
@@ -53,6 +54,8 @@ pub struct Settings {
     pub retentions: Vec<f64>,
     /// What pairs are judged by.
     pub score: Score,
+    /// Stash modes in which each runs.
+    pub stashes: Vec<Stash>,
     /// Most rows that the layer takes forward at once.
     pub chunk_rows: u64,
     /// Rounds that count.
@@ -67,7 +70,8 @@ impl Settings {
     /// Checks what can be checked before anything is allocated, the memory of this machine included.
     ///
     /// # Errors
-    /// [`BenchError::OutOfRange`], [`BenchError::Repeated`], [`BenchError::Dtype`], [`BenchError::Cards`], [`BenchError::Memory`].
+    /// [`BenchError::OutOfRange`], [`BenchError::Repeated`], [`BenchError::Stash`], [`BenchError::NoStash`], [`BenchError::RepeatedStash`],
+    /// [`BenchError::Dtype`], [`BenchError::Cards`], [`BenchError::Memory`].
     pub fn check(&self) -> Result<(), BenchError> {
         for (name, value) in [
             ("experts", self.experts),
@@ -89,6 +93,15 @@ impl Settings {
                 return Err(BenchError::Repeated(*retention));
             }
         }
+        if self.stashes.is_empty() {
+            return Err(BenchError::NoStash);
+        }
+        for (i, stash) in self.stashes.iter().enumerate() {
+            if self.stashes[..i].contains(stash) {
+                return Err(BenchError::RepeatedStash(*stash));
+            }
+            Policy::Lrmoe(self.selecting(1.0)).check_stash(*stash)?;
+        }
         if self.dtype != Dtype::F32 && self.device == Device::Wgpu {
             return Err(BenchError::Dtype {
                 dtype: self.dtype,
@@ -100,6 +113,15 @@ impl Settings {
                 Err(BenchError::Cards(self.device))
             }
             _ => self.check_memory(),
+        }
+    }
+
+    /// How pairs are chosen at a retention.
+    fn selecting(&self, retention: f64) -> Selecting {
+        Selecting {
+            retention,
+            score: self.score,
+            ..Selecting::default()
         }
     }
 
@@ -129,7 +151,10 @@ impl Settings {
             tokens: self.tokens,
             chunk_rows: self.chunk_rows,
             overlap: false,
-            stash: Stash::Recompute,
+            stash: match self.stashes[..] {
+                [Stash::Recompute] => Stash::Recompute,
+                _ => Stash::Full,
+            },
             keeps_outputs: false,
             fixed: 0,
         };
@@ -254,6 +279,7 @@ mod tests {
             zipf: 0.0,
             retentions: vec![0.5],
             score: Score::DownGrad,
+            stashes: vec![Stash::Recompute],
             chunk_rows: 4096,
             steps: 1,
             warmup: 0,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use lrmoe_plan::Stash;
 use serde::{Deserialize, Serialize};
 
 use super::Settings;
@@ -41,15 +42,15 @@ pub struct Pass {
     pub seconds: Timing,
     /// Seconds of each stage by [`Stage::name`], of those that take any; `other` is what no stage accounts for.
     pub stages: BTreeMap<String, Timing>,
-    /// GFLOP/s of the experts' products in the stage `forward` or `backward`: three products of a row with a gated expert's matrices forward, eight
-    /// backward, of which two are recomputed.
+    /// GFLOP/s of the experts' products in the stage `forward` or `backward`: three products of a row with a gated expert's matrices forward, six
+    /// backward, and two that are recomputed where the forward pass did not keep them.
     pub gflops: f64,
 }
 
 /// One contender.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContenderReport {
-    /// `dropless` or `lrmoe@RETENTION`.
+    /// `dropless` or `lrmoe@RETENTION`, with the stash mode behind it if that is not `recompute`.
     pub name: String,
     /// Share of the pairs that was to run backward.
     pub retention: f64,
@@ -110,7 +111,7 @@ pub struct Report {
     pub repeated_rounds: usize,
     /// Rounds that count though they had too few.
     pub short_rounds: usize,
-    /// LRMoE by ascending retention, then dropless.
+    /// LRMoE by ascending retention in each stash mode, then dropless, last in the first of the modes: what others are compared to.
     pub contenders: Vec<ContenderReport>,
 }
 
@@ -176,7 +177,12 @@ fn of_contender(
         matrices,
     );
     let retained = &contender.retained;
-    let products = 3 * matrices - 1;
+    let again = if contender.stash == Stash::Recompute {
+        matrices - 1
+    } else {
+        0
+    };
+    let products = 2 * matrices + again;
     let backward = pass(
         settings,
         steps,

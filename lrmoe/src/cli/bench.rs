@@ -10,7 +10,7 @@ use lrmoe::error::Error;
 use lrmoe::trace::write_file;
 use lrmoe_kernels::{Activation, FfnShape};
 use lrmoe_metric::Score;
-use lrmoe_plan::ModelSpec;
+use lrmoe_plan::{ModelSpec, Stash};
 
 /// Time one MoE layer on this machine: dropless training against LRMoE.
 ///
@@ -23,6 +23,7 @@ use lrmoe_plan::ModelSpec;
   lrmoe bench                                              Qwen3-30B-A3B's layer, 4096 tokens, half of the pairs backward (8 GiB)
   lrmoe bench --dtype bf16                                 the same with 2-byte weights and rows (6 GiB)
   lrmoe bench --preset olmoe-1b-7b --retention 0.5,0.25 --zipf 1
+  lrmoe bench --score forward --stash recompute,stash,forward-select --retention 0.25
   lrmoe bench --experts 16 --width 512 --hidden 256 --tokens 1024 --json -
 
 How to read it: `backward of dropless` at retention 0.5 says what half of the backward work saves of its time. 0.5 would be all of it;
@@ -69,6 +70,15 @@ pub(crate) struct Bench {
     /// What pairs are judged by, as in `lrmoe train`: down-grad, input-grad, gate-grad, forward, out-norm, gate, random or full-grad
     #[arg(long, value_name = "NAME", default_value_t = Score::DownGrad)]
     score: Score,
+    /// What the forward pass leaves for the backward pass, each timed: recompute, stash or forward-select (with score forward, gate or random).
+    /// Ratios are to dropless in the first of them
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "recompute"
+    )]
+    stash: Vec<Stash>,
     /// Type of weights and rows; sums and weight gradients are f32 with both. bf16 runs on cpu and cuda
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: Dtype,
@@ -150,6 +160,7 @@ impl Bench {
             zipf: self.zipf,
             retentions: self.retention.clone(),
             score: self.score,
+            stashes: self.stash.clone(),
             chunk_rows: self.chunk_rows,
             steps: self.steps,
             warmup: self.warmup,

@@ -26,9 +26,7 @@ use lrmoe::train::{OracleSummary, StepRecord, compare, train};
 
 Started by mpirun, the processes are the ranks, and losses are those of as many threads, bit for bit. Rank 0 alone reads and writes the
 files of the run and prints; the text must be on every host. Ctrl-C then ends the run at once: resume it from its last checkpoint. mpirun
-ends all processes when one dies; with its --enable-recovery the others live on and say which rank they missed and where.
-
-Where ranks outnumber cores, the environment variable CANDLE_NUM_THREADS=1 makes steps faster (`cargo run` here sets it).")]
+ends all processes when one dies; with its --enable-recovery the others live on and say which rank they missed and where.")]
 pub(crate) struct Train {
     #[command(flatten)]
     options: TrainOptions,

@@ -102,11 +102,13 @@ impl TrainOptions {
         let retention = self.mean_retention(retention)?;
         let capacity_factor = above("capacity-factor", self.capacity_factor.unwrap_or(1.0), 0.0)?;
         let selecting = self.selecting(retention)?;
-        Ok(match name {
+        let policy = match name {
             PolicyName::Dropless => Policy::Dropless,
             PolicyName::Symi => Policy::Symi { capacity_factor },
             PolicyName::Lrmoe => Policy::Lrmoe(selecting),
-        })
+        };
+        policy.check_stash(self.stash.unwrap_or_default())?;
+        Ok(policy)
     }
 
     fn selecting(&self, retention: f64) -> Result<Selecting, ConfigError> {

@@ -4,9 +4,12 @@ use std::path::PathBuf;
 
 use lrmoe_metric::Rescale;
 
+use lrmoe_plan::Stash;
+
 use super::device::Device;
 use super::schedule::RetentionSchedule;
 use crate::model::ModelError;
+use crate::policy::UnknownForward;
 
 /// What makes options unusable.
 #[derive(Debug, thiserror::Error)]
@@ -173,6 +176,19 @@ pub enum ConfigError {
         /// Layers of the model.
         layers: usize,
     },
+    /// Gradients of a step taken again, from rows that are kept for one backward pass.
+    #[error(
+        "{option} takes a step's gradients again, which stash mode {stash} keeps rows for once only; take stash mode recompute"
+    )]
+    KeptOnce {
+        /// The option that needs the gradients again.
+        option: &'static str,
+        /// The stash mode.
+        stash: Stash,
+    },
+    /// A score that the stash mode cannot wait for.
+    #[error(transparent)]
+    Stash(#[from] UnknownForward),
     /// A retention that is no number, or stands behind a policy that retains everything.
     #[error("`{text}` is not POLICY or lrmoe@RETENTION")]
     Contender {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::Args;
 use lrmoe_kernels::Activation;
 use lrmoe_metric::{Method, Rescale, Score};
-use lrmoe_plan::QuotaPolicy;
+use lrmoe_plan::{QuotaPolicy, Stash};
 use serde::de::{Deserialize, Deserializer, Error};
 
 use crate::policy::{Compensation, DxWeight, RouterGradient, Scope};
@@ -124,6 +124,12 @@ pub struct TrainOptions {
     #[arg(long, value_name = "PAIRS", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) router_gradient: Option<RouterGradient>,
+    /// What the forward pass leaves for the backward pass: recompute (x at its source: least memory), stash (x and pre-activations of every pair at its
+    /// expert: no recomputation, x is not sent twice) or forward-select (of the pairs that run backward alone, which are then chosen in the
+    /// forward pass, by score forward, gate or random) [default: recompute]
+    #[arg(long, value_name = "MODE", help_heading = "Policy")]
+    #[serde(deserialize_with = "parsed")]
+    pub(super) stash: Option<Stash>,
     /// What stands in the weight gradients for the pairs that do not run backward: none, or moments (sums over all pairs of an expert: less
     /// variance with priority, less bias with top). For --device cpu [default: none]
     #[arg(long, value_name = "NAME", help_heading = "Policy")]
@@ -295,6 +301,7 @@ impl TrainOptions {
             scope: self.scope.or(other.scope),
             dx_weight: self.dx_weight.or(other.dx_weight),
             router_gradient: self.router_gradient.or(other.router_gradient),
+            stash: self.stash.or(other.stash),
             compensation: self.compensation.or(other.compensation),
             capacity_factor: self.capacity_factor.or(other.capacity_factor),
             compare: self.compare.or(other.compare),

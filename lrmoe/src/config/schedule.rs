@@ -1,6 +1,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use lrmoe_plan::Stash;
+
 use super::error::within;
 use super::{ConfigError, TrainOptions};
 use crate::policy::Selecting;
@@ -114,12 +116,17 @@ impl TrainOptions {
 
     pub(super) fn retention_schedule(&self, steps: u32) -> Result<RetentionSchedule, ConfigError> {
         let schedule = self.retention_schedule.unwrap_or_default();
+        let stash = self.stash.unwrap_or_default();
         let mut compared = self.compare.iter().flatten();
         match schedule {
             RetentionSchedule::Linear { .. }
                 if self.retention.is_some() || compared.any(|run| run.retention.is_some()) =>
             {
                 Err(ConfigError::TwoRetentions { schedule })
+            }
+            RetentionSchedule::Adaptive { .. } if stash != Stash::Recompute => {
+                let option = "retention-schedule adaptive";
+                Err(ConfigError::KeptOnce { option, stash })
             }
             RetentionSchedule::Warmup { steps: all } => {
                 within("warm-up of retention-schedule", all, 1..=steps).map(|_| schedule)

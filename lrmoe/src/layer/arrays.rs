@@ -11,8 +11,9 @@ use crate::error::Error;
 /// Rows of the caller's arrays in the backend's memory.
 #[derive(Debug)]
 pub(super) struct Rows<B: Backend<T>, T: LayerElement> {
-    /// That of the last training forward pass, if it came by an array.
+    /// That of the last training forward pass, if it came by an array and the backward pass needs it.
     pub(super) x: B::Buffer<T>,
+    /// Whether that pass had it from an array.
     pub(super) has_x: bool,
     pub(super) dy: B::Buffer<T>,
 }
@@ -53,15 +54,24 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
                 top_k,
             });
         }
+        // Where x is not needed again dy comes in its place.
+        let stays = !self.needs_x();
+        let kept = match stays {
+            true => &mut self.rows.dy,
+            false => &mut self.rows.x,
+        };
         let mut rows = match step {
-            Some(_) => std::mem::take(&mut self.rows.x),
+            Some(_) => std::mem::take(kept),
             None => Default::default(),
         };
         write(&self.backend, x, &mut rows)?;
         let mut y = Default::default();
         let done = self.forward_rows(comm, &rows, expert_ids, gate_weights, step, &mut y);
         if step.is_some() {
-            self.rows.x = rows;
+            match stays {
+                true => self.rows.dy = rows,
+                false => self.rows.x = rows,
+            }
             self.rows.has_x = done.is_ok();
         }
         done?;

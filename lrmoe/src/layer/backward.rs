@@ -6,12 +6,15 @@
 mod chunk;
 
 use lrmoe_comm::Collective;
+use lrmoe_kernels::Memory;
 use lrmoe_metric::{Pairs, Selection};
+use lrmoe_plan::Stash as StashMode;
 use lrmoe_route::{RoutingTable, route};
 use ndarray::{Array2, ArrayViewMut2};
 
 use super::dispatch::{Dispatch, rows_between_ranks, rows_leaving};
 use super::element::LayerElement;
+use super::instances::{InstanceRows, Keeping};
 use super::line::{Line, Step};
 use super::pass::Pass;
 use super::stats::{Clock, Stage};
@@ -19,8 +22,16 @@ use super::{Backend, MoeLayer, unmasked};
 use crate::error::Error;
 pub(super) use chunk::Inputs;
 
+/// x and dy, `[tokens, width]`, and the pairs of the tokens. x is not looked at where rows stay at their instances.
+type Rows<'a, B, T> = (
+    &'a <B as Memory>::Buffer<T>,
+    &'a <B as Memory>::Buffer<T>,
+    &'a Pairs<'a>,
+);
+
 impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
-    /// [`backward`](Self::backward) in the backend's memory: `x` is that of the forward pass, `dy` and `dx` are `[tokens, width]`, `dp`
+    /// [`backward`](Self::backward) in the backend's memory: `x` is that of the forward pass, and is not looked at where
+    /// rows stay at their instances, unless the policy needs it; `dy` and `dx` are `[tokens, width]`, `dp`
     /// `[tokens, top_k]` is on the host.
     ///
     /// # Errors
@@ -35,7 +46,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     ) -> Result<(), Error> {
         let step = self.stash.step.ok_or(Error::NoForward)?;
         let tokens = self.stash.expert_ids.nrows();
-        self.check_backward([("x", x), ("dy", dy)], tokens)?;
+        let (keeping, needs_x) = (self.stash.instances.keeping(), self.needs_x());
+        let given = [("x", x), ("dy", dy)];
+        self.check_backward(if needs_x { &given } else { &given[1..] }, tokens)?;
         if dp.dim() != self.stash.gate_weights.dim() {
             return Err(Error::RouterGradientShape {
                 dp: dp.dim(),
@@ -58,19 +71,33 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             self.gradient_norms(comm, &pairs, [x, dy], &mut stash.pairs)?;
             clock = Clock::start();
         }
-        self.choose(comm, &mut clock, (&stash, step), &pairs, [x, dy])?;
+        let instances = &mut stash.instances;
+        let is_chosen = instances.retained().is_some();
+        if !is_chosen {
+            let (known, norms) = ((stash.quotas.as_ref(), step), stash.pairs.norms());
+            let rows = [needs_x.then_some(x), Some(dy)];
+            self.choose(comm, &mut clock, known, &pairs, rows, norms)?;
+        }
         let selection = std::mem::take(&mut self.selector.selection);
         match self.config.policy.runs_all_backward() {
             true => unmasked(&pairs, &mut self.lists.chosen),
             false => self.lists.chosen.clone_from(&selection.pairs),
         }
-        let table = self.route_chosen(comm, &mut clock, &pairs, true)?;
-        self.backward_retained(comm, clock, (&table, &selection), (x, dy, &pairs), dx)?;
+        if keeping != Keeping::Nothing && !is_chosen {
+            self.locate(comm, &mut clock, &pairs, instances)?;
+        }
+        let table = match instances.retained() {
+            Some(table) => table.clone(),
+            None => self.route_chosen(comm, &mut clock, &pairs, true)?,
+        };
+        let source = (keeping != Keeping::Nothing).then(|| instances.rewound());
+        let rows = (x, dy, &pairs);
+        self.backward_retained(comm, clock, (&table, &selection), (rows, source), dx)?;
         let mut clock = Clock::start();
         self.compensate(comm, &mut clock, stash.quotas.as_ref(), (x, dy, &pairs))?;
         self.router_gradient(&stash, dy, dp)?;
         clock.lap(&mut self.stats.seconds, Stage::Compact);
-        self.record_backward(&table);
+        self.record_backward(&table, (keeping, is_chosen));
         self.stats.selection = checksum(&selection.pairs, stash.first_pair);
         self.selector.selection = selection;
         self.has_selection = true;
@@ -81,11 +108,11 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
 
     fn check_backward(
         &self,
-        rows: [(&'static str, &B::Buffer<T>); 2],
+        rows: &[(&'static str, &B::Buffer<T>)],
         tokens: usize,
     ) -> Result<(), Error> {
         let width = self.config.shape.width;
-        for (what, rows) in rows {
+        for &(what, rows) in rows {
             let len = B::len(rows);
             if len != tokens * width {
                 return Err(Error::BackwardRows {
@@ -125,13 +152,38 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         )?)
     }
 
+    /// Whether the backward pass looks at x of the tokens.
+    pub(super) fn needs_x(&self) -> bool {
+        self.config.stash == StashMode::Recompute || self.config.policy.needs_x()
+    }
+
+    /// Finds the rows of the pairs that `lists` has as chosen at the instances.
+    fn locate<C: Collective>(
+        &mut self,
+        comm: &mut C,
+        clock: &mut Clock,
+        pairs: &Pairs<'_>,
+        instances: &mut InstanceRows<B, T>,
+    ) -> Result<(), Error> {
+        let capacities = self.config.capacities.as_deref();
+        if self.config.policy.retains_all() {
+            instances.locate_all(self.rank, capacities)?;
+        } else {
+            let chosen = (pairs.expert_ids(), &*self.lists.chosen);
+            instances.locate(comm, self.rank, chosen, capacities)?;
+        }
+        instances.settle();
+        clock.lap(&mut self.stats.seconds, Stage::Route);
+        Ok(())
+    }
+
     /// The chosen pairs through their experts, with the weights of the selection: writes dx and the weight gradients, leaves dp of the rows in `buffers.all_dp`.
     fn backward_retained<C: Collective>(
         &mut self,
         comm: &mut C,
         clock: Clock,
         (table, selection): (&RoutingTable, &Selection),
-        (x, dy, pairs): (&B::Buffer<T>, &B::Buffer<T>, &Pairs<'_>),
+        ((x, dy, pairs), mut source): (Rows<'_, B, T>, Option<&mut InstanceRows<B, T>>),
         dx: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         let width = self.config.shape.width;
@@ -171,7 +223,8 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             pass.lap(Stage::Route);
             let computes = matches!(step, Step::Compute { .. });
             let experts = (&mut self.experts, &mut written);
-            buffers.backward_step(&mut pass, (&dispatch, step), experts, &inputs, dx)?;
+            let step = (&dispatch, step, source.as_deref_mut());
+            buffers.backward_step(&mut pass, step, experts, &inputs, dx)?;
             if computes {
                 sums.take(B::hidden_sums(&buffers.scratch));
             }
@@ -187,14 +240,20 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     }
 
     /// Bytes of rows that leave the rank: x, dy, p and the weight out, dx and dp back.
-    fn record_backward(&mut self, table: &RoutingTable) {
+    fn record_backward(&mut self, table: &RoutingTable, (keeping, is_chosen): (Keeping, bool)) {
         let rows = rows_between_ranks(table);
         let (out, back) = rows_leaving(&rows, self.rank);
         let (row, scalar) = (
             (self.config.shape.width * size_of::<T>()) as u64,
             size_of::<f32>() as u64,
         );
-        self.stats.backward_bytes = out * (2 * row + 2 * scalar) + back * (row + scalar);
+        let is_located = !is_chosen && !self.config.policy.retains_all();
+        let of_row = match keeping {
+            Keeping::Nothing => 2 * row + 2 * scalar,
+            Keeping::All if is_located => row + 3 * scalar,
+            _ => row + 2 * scalar,
+        };
+        self.stats.backward_bytes = out * of_row + back * (row + scalar);
         self.stats.backward_rows = rows;
     }
 }

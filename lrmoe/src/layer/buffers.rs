@@ -1,6 +1,6 @@
 //! Memory of the rows of a pass, and their ways between ranks.
 
-use lrmoe_kernels::{Element, Memory, PairRows, RowIndex};
+use lrmoe_kernels::{Element, Memory, PairRows, PreActivationBuffers, RowIndex};
 use lrmoe_metric::SquaredNorm;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
@@ -18,6 +18,8 @@ pub(super) struct Buffers<B: Backend<T>, T: LayerElement> {
     pub(super) x: B::Buffer<T>,
     pub(super) dy: B::Buffer<T>,
     pub(super) out: B::Buffer<T>,
+    /// Where they stay at their instances, or come from there.
+    pub(super) pre_activations: PreActivationBuffers<B, T>,
     /// What the backward pass knows of grouped rows, and what it finds: p, w, dp.
     pub(super) gate_weights: B::Buffer<f32>,
     pub(super) weights: B::Buffer<f32>,
@@ -51,6 +53,7 @@ impl<B: Backend<T>, T: LayerElement> Default for Buffers<B, T> {
             x: Default::default(),
             dy: Default::default(),
             out: Default::default(),
+            pre_activations: PreActivationBuffers::default(),
             gate_weights: Default::default(),
             weights: Default::default(),
             dp: Default::default(),
@@ -75,7 +78,8 @@ impl<B: Backend<T>, T: LayerElement> Default for Buffers<B, T> {
 
 impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
     pub(super) fn bytes(&self) -> usize {
-        let rows = [&self.x, &self.dy, &self.out, &self.all_dx];
+        let PreActivationBuffers { gate, up } = &self.pre_activations;
+        let rows = [&self.x, &self.dy, &self.out, &self.all_dx, gate, up];
         let legs = self.legs.iter();
         let under_way = legs.map(|Leg { near, far, copies }| {
             let copies = copies.iter().map(Vec::capacity).sum::<usize>();

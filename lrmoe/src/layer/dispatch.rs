@@ -91,6 +91,11 @@ impl<'a> Dispatch<'a> {
         self.lists.order.len()
     }
 
+    /// Local ids of the pairs of all chunks, in the order in which they go out.
+    pub(super) fn order(&self) -> &[u32] {
+        &self.lists.order
+    }
+
     /// Number of chunks.
     pub(super) fn rounds(&self) -> usize {
         self.rounds

@@ -3,13 +3,15 @@
 mod chunk;
 
 use lrmoe_comm::Collective;
-use lrmoe_metric::{Pairs, Row, SquaredNorm};
-use lrmoe_plan::{Loads, QuotaRequest, Quotas, quotas};
+use lrmoe_metric::{EarlyKey, Pairs, Row, SquaredNorm};
+use lrmoe_plan::{Loads, QuotaRequest, Quotas, Stash as StashMode, quotas};
 use lrmoe_route::{RoutingTable, route};
-use ndarray::{Array2, ArrayView2, s};
+use ndarray::{Array2, ArrayView2, Axis, s};
 
 use super::dispatch::{Dispatch, rows_between_ranks, rows_leaving};
+use super::early::{Given, Left};
 use super::element::LayerElement;
+use super::instances::Keeping;
 use super::line::{Line, Step};
 use super::pass::Pass;
 use super::stash::{Stash, keep};
@@ -54,9 +56,6 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             keep(expert_ids, &mut stash.expert_ids);
             keep(gate_weights, &mut stash.gate_weights);
             loads = self.drop_pairs(&routed, &mut stash.expert_ids)?;
-            let quotas = self.quotas(loads.as_ref().unwrap_or(&routed))?;
-            self.stats.quotas = quotas.as_slice().to_vec();
-            stash.quotas = Some(quotas);
         }
         let loads = loads.as_ref().unwrap_or(&routed);
         clock.lap(&mut self.stats.seconds, Stage::Plan);
@@ -67,28 +66,71 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             &self.config.topology,
             None,
         )?;
+        clock.lap(&mut self.stats.seconds, Stage::Route);
+        if step.is_some() {
+            let quotas = self.quotas(loads, &table)?;
+            self.stats.quotas = quotas.as_slice().to_vec();
+            stash.quotas = Some(quotas);
+        }
+        clock.lap(&mut self.stats.seconds, Stage::Plan);
         let Stash {
             expert_ids: kept_ids,
+            quotas,
             pairs: kept,
+            instances,
             ..
         } = &mut stash;
         let expert_ids = step.map_or(expert_ids, |_| kept_ids.view());
         let pairs = Pairs::new(expert_ids, gate_weights, self.config.experts, first_pair)?;
-        unmasked(&pairs, &mut self.lists.chosen);
+        let (inputs, known) = ((x, &pairs), (step, quotas.as_ref()));
+        let left = (kept, instances);
+        let passes = self.forward_all(comm, clock, known, (&table, inputs), left, y)?;
+        if step.is_some() {
+            self.stats.loads = routed.per_expert().to_vec();
+            self.stats.dropped = routed.total() - loads.total();
+            self.record_forward(&table, &stash, passes);
+            stash.step = step;
+            stash.first_pair = first_pair;
+            self.stash = stash;
+            self.record_buffers();
+        }
+        self.loads = Some(routed);
+        Ok(())
+    }
+
+    /// Every pair through its expert into `y`, chunk by chunk.
+    pub(super) fn forward_chunks<C: Collective>(
+        &mut self,
+        comm: &mut C,
+        mut clock: Clock,
+        (step, quotas): (Option<u32>, Option<&Quotas>),
+        (table, (x, pairs)): (&RoutingTable, Given<'_, B, T>),
+        (kept, instances): Left<'_, B, T>,
+        y: &mut B::Buffer<T>,
+    ) -> Result<(), Error> {
+        let shape = self.config.shape;
+        unmasked(pairs, &mut self.lists.chosen);
+        let mut lists = std::mem::take(&mut self.lists);
         let mut dispatch = Dispatch::new(
-            &table,
+            table,
             self.rank,
             (pairs.expert_ids(), pairs.top_k()),
-            &mut self.lists,
+            &mut lists,
             self.config.chunk_rows,
             0,
         )?;
         clock.lap(&mut self.stats.seconds, Stage::Route);
-
+        if let (Keeping::Largest, Some(step), Policy::Lrmoe(selecting)) =
+            (instances.keeping(), step, &self.config.policy)
+        {
+            let (order, draw) = ((pairs, dispatch.order()), self.draw(step));
+            instances.bring_keys(comm, self.rank, order, (selecting.method, draw))?;
+            clock.lap(&mut self.stats.seconds, Stage::Exchange);
+        }
         let mut pass = Pass::new(&self.backend, comm, clock, &mut self.stats.seconds);
         let inputs = Inputs {
             x,
-            pairs: &pairs,
+            pairs,
             experts: &self.experts,
             at_once: dispatch.rounds() == 1,
         };
@@ -97,37 +139,34 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             self.backend.zero(sums, B::len(x))?;
         }
         let policy = step.map(|_| &self.config.policy);
-        let sizes = (pairs.len(), dispatch.rows(), self.config.shape.width);
-        kept.start(&self.backend, &mut self.buffers, policy, sizes)?;
-        let scratch = &mut self.buffers.scratch;
-        let sums = self.moments.start_forward::<B, T>(scratch, policy)?;
+        let sizes = (pairs.len(), dispatch.rows(), shape.width);
+        let buffers = &mut self.buffers;
+        kept.start(&self.backend, buffers, policy, sizes)?;
+        let quotas = quotas.map_or(&[][..], Quotas::as_slice);
+        instances.make_room(&self.backend, &shape, (self.rank, quotas))?;
+        instances.lend(inputs.at_once, &mut buffers.x, &mut buffers.pre_activations);
+        let sums = self
+            .moments
+            .start_forward::<B, T>(&mut buffers.scratch, policy)?;
         pass.lap(Stage::Compact);
         let mut line = Line::new(self.config.overlap && !pass.is_alone());
         while let Some(step) = line.advance(&mut dispatch)? {
             pass.lap(Stage::Route);
             let computes = matches!(step, Step::Compute { .. });
-            let buffers = &mut self.buffers;
-            buffers.forward_step(&mut pass, (&dispatch, step), &inputs, kept, y)?;
+            let left = (&mut *kept, &mut *instances);
+            buffers.forward_step(&mut pass, (&dispatch, step), &inputs, left, y)?;
             if computes {
                 sums.take(B::hidden_sums(&buffers.scratch));
             }
             self.stats.buffer_bytes = self.stats.buffer_bytes.max(buffers.bytes() as u64);
         }
+        instances.lend(inputs.at_once, &mut buffers.x, &mut buffers.pre_activations);
         if !inputs.at_once {
-            T::round(&self.backend, &self.buffers.sums, y)?;
+            T::round(&self.backend, &buffers.sums, y)?;
         }
-        kept.finish(&self.backend, &mut self.buffers, &self.lists.gone, &pairs)?;
+        kept.finish(&self.backend, buffers, &lists.gone, pairs)?;
         pass.lap(Stage::Compact);
-        if step.is_some() {
-            self.stats.loads = routed.per_expert().to_vec();
-            self.stats.dropped = routed.total() - loads.total();
-            self.record_forward(&table, stash.pairs.norms_of() == Some(Row::Hidden));
-            stash.step = step;
-            stash.first_pair = first_pair;
-            self.stash = stash;
-            self.record_buffers();
-        }
-        self.loads = Some(routed);
+        self.lists = lists;
         Ok(())
     }
 
@@ -193,17 +232,21 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         ))
     }
 
-    /// Bytes of rows that leave the rank: x out and y back, with |h|^2 beside each row that comes back if `norms`.
-    fn record_forward(&mut self, table: &RoutingTable, norms: bool) {
+    /// Bytes of rows that leave the rank: x out, with what is known of its key, and y back, with |h|^2; and the numbers of the rows that were chosen.
+    fn record_forward(&mut self, table: &RoutingTable, stash: &Stash<B, T>, passes: u64) {
         let rows = rows_between_ranks(table);
         let (out, back) = rows_leaving(&rows, self.rank);
         let row = (self.config.shape.width * size_of::<T>()) as u64;
-        let norm = if norms {
-            size_of::<SquaredNorm>() as u64
-        } else {
-            0
-        };
-        self.stats.forward_bytes = out * row + back * (row + norm);
+        let if_so = |so: bool, bytes: usize| if so { bytes as u64 } else { 0 };
+        let with_norms = stash.pairs.norms_of() == Some(Row::Hidden);
+        let norm = if_so(with_norms, size_of::<SquaredNorm>());
+        let by_key = stash.instances.keeping() == Keeping::Largest || passes > 1;
+        let keys = out * if_so(by_key, size_of::<EarlyKey>());
+        self.stats.forward_bytes = keys + passes * (out * row + back * (row + norm));
+        if let Some(retained) = stash.instances.retained() {
+            let (chosen, _) = rows_leaving(&rows_between_ranks(retained), self.rank);
+            self.stats.forward_bytes += chosen * size_of::<u32>() as u64;
+        }
         self.stats.forward_rows = rows;
         let placement = self.experts.placement();
         self.stats.instances = (0..placement.ranks())
@@ -211,7 +254,8 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             .collect();
     }
 
-    fn quotas(&self, loads: &Loads) -> Result<Quotas, Error> {
+    /// How many pairs of each expert run backward; where they do so at the instances of `table`, no more than fit there.
+    fn quotas(&self, loads: &Loads, table: &RoutingTable) -> Result<Quotas, Error> {
         let Policy::Lrmoe(selecting) = &self.config.policy else {
             return Ok(Quotas::all(loads));
         };
@@ -225,7 +269,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             recalibrated = seen.recalibrated(loads.per_expert(), selecting.recalibration)?;
             profile = Some(&recalibrated);
         }
-        Ok(quotas(&QuotaRequest {
+        let quotas = quotas(&QuotaRequest {
             loads,
             placement: self.experts.placement(),
             capacities: capacities.unwrap_or(&unbounded),
@@ -233,6 +277,16 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             policy: selecting.quotas,
             profile,
             floor: selecting.floor,
-        })?)
+        })?;
+        match capacities {
+            Some(capacities) if self.config.stash != StashMode::Recompute => {
+                let rows = table
+                    .counts()
+                    .map(|&rows| u64::from(rows))
+                    .sum_axis(Axis(0));
+                Ok(quotas.held(self.experts.placement(), &rows.to_vec(), capacities)?)
+            }
+            _ => Ok(quotas),
+        }
     }
 }

@@ -82,7 +82,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         inputs: &Inputs<'_, B, T>,
     ) -> Result<(), Error> {
         let (backend, shape) = (pass.backend, experts.shape());
-        self.bring_backward(pass, (dispatch, chunk), inputs)?;
+        self.bring_backward(pass, (dispatch, chunk), inputs, true)?;
         let rows = RowBuffers {
             x: &self.x,
             dy: &self.dy,

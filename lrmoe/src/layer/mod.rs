@@ -4,10 +4,13 @@ mod arrays;
 mod backward;
 mod buffers;
 mod dispatch;
+mod early;
 mod element;
 mod experts;
 mod forward;
 mod full_grad;
+mod instances;
+mod largest;
 mod line;
 mod moments;
 mod oracle;
@@ -23,7 +26,7 @@ mod traffic;
 use lrmoe_comm::Collective;
 use lrmoe_kernels::{CompactRows, ComputeExperts, Cpu, ExpertBuffers, FfnShape, SelectPairs};
 use lrmoe_metric::{Pairs, Profile, Scores, Selection, Selector};
-use lrmoe_plan::{Fixed, Loads, Placement, PlacementRequest, Topology};
+use lrmoe_plan::{Fixed, Loads, Placement, PlacementRequest, Stash as StashMode, Topology};
 use ndarray::Array2;
 
 use crate::adamw::{AdamW, sum_of_squares};
@@ -69,6 +72,9 @@ pub struct LayerConfig {
     pub capacities: Option<Vec<u64>>,
     /// What is run backward, where experts live, what is dropped.
     pub policy: Policy,
+    /// What the forward pass leaves for the backward pass. Where rows stay at their instances, that is where their pairs run backward, and the
+    /// quotas are lowered where a rank could be left with more than its capacity.
+    pub stash: StashMode,
     /// Decay per step of the profile of scores.
     pub profile_decay: f32,
 }
@@ -167,6 +173,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             return Err(Error::NoChunk);
         }
         config.policy.check()?;
+        config.policy.check_stash(config.stash)?;
         let placement = first_placement(&config)?;
         Ok(Self {
             rank,
@@ -198,9 +205,10 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
     /// where they are until the next update.
     ///
     /// # Errors
-    /// Settings that contradict each other; a SYMI policy whose capacities cannot be had.
+    /// Settings that contradict each other; a SYMI policy whose capacities cannot be had; a score that the stash mode cannot wait for.
     pub fn set_policy(&mut self, policy: Policy) -> Result<(), Error> {
         policy.check()?;
+        policy.check_stash(self.config.stash)?;
         self.config.policy = policy;
         self.symi = symi_capacity(&self.config)?;
         self.stash.step = None;
@@ -214,6 +222,24 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             selecting.retention = retention;
             self.stash.step = None;
         }
+    }
+
+    /// Stashes by `stash` from the next forward pass on, for which a backward pass that has not come yet is given up.
+    ///
+    /// # Errors
+    /// A score that the stash mode cannot wait for.
+    pub fn set_stash(&mut self, stash: StashMode) -> Result<(), Error> {
+        self.config.policy.check_stash(stash)?;
+        self.config.stash = stash;
+        self.stash.step = None;
+        Ok(())
+    }
+
+    /// Gives the memory of token buffers back, which the next step takes anew, and gives up a backward pass that has not come yet.
+    pub fn release(&mut self) {
+        self.buffers = Buffers::default();
+        self.stash = Stash::default();
+        self.rows = Rows::default();
     }
 
     /// Where experts live now.

@@ -1,6 +1,7 @@
 //! Gradients that a step would have had: with every pair, or with another draw of its selection. The step itself goes on as if nothing had been.
 
 use lrmoe_comm::Collective;
+use lrmoe_plan::Stash as StashMode;
 use ndarray::{Array2, ArrayView2};
 
 use super::element::LayerElement;
@@ -81,6 +82,9 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         comm: &mut C,
         dy: ArrayView2<'_, T>,
     ) -> Result<LayerGradients<T>, Error> {
+        if self.config.stash != StashMode::Recompute {
+            return Err(Error::GradientsAside(self.config.stash));
+        }
         let step = self.stash.step;
         let buffers = std::mem::take(&mut self.buffers);
         let lists = std::mem::take(&mut self.lists);

@@ -2,10 +2,10 @@
 
 use lrmoe_comm::Collective;
 use lrmoe_metric::{Draw, Pairs, Row, Selection, SquaredNorm, rescale};
+use lrmoe_plan::Quotas;
 
 use super::buffers::Buffers;
 use super::element::LayerElement;
-use super::stash::Stash;
 use super::stats::{Clock, Stage};
 use super::{Backend, MoeLayer, unmasked};
 use crate::error::Error;
@@ -14,9 +14,9 @@ use crate::policy::{Policy, Selecting};
 
 /// Rows that a score may take the norms of.
 struct Rows<'a, B: Backend<T>, T: LayerElement> {
-    /// `[tokens, width]`, as dy.
-    x: &'a B::Buffer<T>,
-    dy: &'a B::Buffer<T>,
+    /// `[tokens, width]`, as dy; none where they are not known.
+    x: Option<&'a B::Buffer<T>>,
+    dy: Option<&'a B::Buffer<T>>,
     /// The norms themselves, of what there is per pair.
     of_pairs: &'a B::Buffer<SquaredNorm>,
 }
@@ -27,19 +27,15 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         &mut self,
         comm: &mut C,
         clock: &mut Clock,
-        (stash, step): (&Stash<B, T>, u32),
+        (quotas, step): (Option<&Quotas>, u32),
         pairs: &Pairs<'_>,
-        [x, dy]: [&B::Buffer<T>; 2],
+        [x, dy]: [Option<&B::Buffer<T>>; 2],
+        of_pairs: &B::Buffer<SquaredNorm>,
     ) -> Result<(), Error> {
         match self.config.policy {
             Policy::Lrmoe(selecting) => {
-                let quotas = stash.quotas.as_ref().ok_or(Error::NoForward)?;
-                let draw = Draw {
-                    seed: self.config.seed,
-                    step,
-                    layer: self.config.layer,
-                };
-                let of_pairs = stash.pairs.norms();
+                let quotas = quotas.ok_or(Error::NoForward)?;
+                let draw = self.draw(step);
                 let rows = Rows { x, dy, of_pairs };
                 let quotas = quotas.as_slice();
                 self.select(comm, clock, selecting, (pairs, rows), quotas, draw)
@@ -54,6 +50,15 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
                 weights.resize(all.len(), 1.0);
                 Ok(())
             }
+        }
+    }
+
+    /// The random numbers of a step.
+    pub(super) fn draw(&self, step: u32) -> Draw {
+        Draw {
+            seed: self.config.seed,
+            step,
+            layer: self.config.layer,
         }
     }
 
@@ -76,12 +81,14 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
             ..
         } = &mut self.buffers;
         let shape = [pairs.tokens(), self.config.shape.width];
-        if score.has_dy() {
-            backend.squared_norms(rows.dy, shape, dy_norms)?;
+        let dy = rows.dy.filter(|_| score.has_dy());
+        if let Some(dy) = dy {
+            backend.squared_norms(dy, shape, dy_norms)?;
         }
         let of_rows = match score.row() {
             Some(Row::Input) => {
-                backend.squared_norms(rows.x, shape, x_norms)?;
+                let x = rows.x.ok_or(Error::NoForward)?;
+                backend.squared_norms(x, shape, x_norms)?;
                 Some(&*x_norms)
             }
             row => row.map(|_| rows.of_pairs),
@@ -89,7 +96,7 @@ impl<B: Backend<T>, T: LayerElement> MoeLayer<B, T> {
         backend.score_into(
             score,
             &of_backend,
-            [score.has_dy().then_some(&*dy_norms), of_rows],
+            [dy.map(|_| &*dy_norms), of_rows],
             &mut Over(comm),
             scores,
         )?;

@@ -1,4 +1,5 @@
-//! What the forward pass leaves for the backward pass (stash mode `recompute`): the pairs, a squared norm once per pair. x stays with the caller.
+//! What the forward pass leaves for the backward pass: the pairs, a squared norm once per pair, and rows at their instances. In stash mode `recompute`
+//! none of these stay, but x with the caller.
 
 use lrmoe_metric::{Pairs, Row, SquaredNorm};
 use lrmoe_plan::Quotas;
@@ -7,6 +8,7 @@ use ndarray::{Array2, ArrayView2};
 use super::Backend;
 use super::buffers::{Buffers, bytes};
 use super::element::LayerElement;
+use super::instances::InstanceRows;
 use crate::error::Error;
 use crate::policy::Policy;
 
@@ -20,6 +22,7 @@ pub(super) struct Stash<B: Backend<T>, T: LayerElement> {
     pub(super) first_pair: u64,
     pub(super) quotas: Option<Quotas>,
     pub(super) pairs: PairStash<B, T>,
+    pub(super) instances: InstanceRows<B, T>,
 }
 
 impl<B: Backend<T>, T: LayerElement> Default for Stash<B, T> {
@@ -31,6 +34,7 @@ impl<B: Backend<T>, T: LayerElement> Default for Stash<B, T> {
             first_pair: 0,
             quotas: None,
             pairs: PairStash::default(),
+            instances: InstanceRows::default(),
         }
     }
 }
@@ -41,6 +45,7 @@ impl<B: Backend<T>, T: LayerElement> Stash<B, T> {
             + bytes::<B, SquaredNorm>(&self.pairs.norms)
             + self.pairs.rows.capacity() * size_of::<u32>()
             + self.pairs.outputs.len() * size_of::<T>()
+            + self.instances.bytes()
     }
 }
 

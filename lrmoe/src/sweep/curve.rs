@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use crate::error::Error;
-use crate::train::{LayerSummary, OracleSummary, StepRecord};
+use crate::train::{LayerSummary, MODELLED_AT, OracleSummary, StepRecord};
+
+/// Sizes at which time is modelled: the run's own, then those of [`MODELLED_AT`].
+pub(super) const SIZES: usize = 1 + MODELLED_AT.len();
 
 /// A run's figures up to one of its evaluations, sums over the steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -13,7 +16,8 @@ pub(super) struct Passed {
     /// Held-out loss, nats per byte.
     pub(super) loss: f64,
     pub(super) moe_seconds: f64,
-    pub(super) modelled_moe_seconds: f64,
+    /// On the modelled cluster, at the sizes of [`SIZES`].
+    pub(super) modelled: [f64; SIZES],
     /// Between ranks backward.
     pub(super) backward_bytes: f64,
     /// Between ranks in all.
@@ -44,7 +48,14 @@ impl Curve {
         for record in records {
             sum.steps = f64::from(record.step);
             sum.moe_seconds += record.moe_seconds;
-            sum.modelled_moe_seconds += record.modelled_moe_seconds;
+            let others = MODELLED_AT.iter();
+            let others = others.map(|name| record.modelled_moe_seconds_at.get(*name));
+            let modelled = [Some(&record.modelled_moe_seconds)]
+                .into_iter()
+                .chain(others);
+            for (sum, seconds) in sum.modelled.iter_mut().zip(modelled) {
+                *sum += seconds.copied().unwrap_or(f64::NAN);
+            }
             sum.backward_bytes += record.backward_bytes as f64;
             let bytes = record.forward_bytes + record.backward_bytes + record.update_bytes;
             sum.bytes += bytes as f64;
@@ -85,7 +96,9 @@ impl Curve {
             steps: between(|at| at.steps),
             loss: target,
             moe_seconds: between(|at| at.moe_seconds),
-            modelled_moe_seconds: between(|at| at.modelled_moe_seconds),
+            modelled: std::array::from_fn(|size| {
+                before.modelled[size] + share * (after.modelled[size] - before.modelled[size])
+            }),
             backward_bytes: between(|at| at.backward_bytes),
             bytes: between(|at| at.bytes),
         })

@@ -69,7 +69,9 @@ impl Header {
             "of the gap: (floor - loss) / (floor - ceiling), seed by seed, then mean and standard error".to_owned(),
             "to a loss: until the held-out loss first came down to it, between two evaluations in proportion, over the runs that came to it".to_owned(),
             "saved: against the `symi` group that needed least, of those that came to the loss with every seed; seed by seed".to_owned(),
-            "modelled: the same rows and bytes on the cluster named above, at the sizes of this model".to_owned(),
+            "modelled: the rows and bytes of every step on the cluster named above; at the sizes of these runs, and at width and hidden width of other models in \
+             bf16, with 4,096 tokens on each rank that spread over ranks and experts as recorded; saved as above"
+                .to_owned(),
             "MB: sent from rank to rank, all ranks together; buffers: largest token buffers of a rank".to_owned(),
         ];
         if sweep.runs().iter().any(Run::has_oracle) {

@@ -104,5 +104,6 @@ fn add(
         let name = format!("to a held-out loss of {target}");
         sections.push(table(&name, report.target(section, index)));
     }
+    sections.push(table(&report.modelled_title(), report.modelled(section)));
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::curve::{Curve, Passed};
+use super::curve::{Curve, Passed, SIZES};
 use super::grid::{Grid, Group};
 use super::header::Header;
 use super::quality;
@@ -74,8 +74,8 @@ pub struct Figures {
     pub loss: Spread,
     /// Measured wall seconds in the MoE layers, the slowest rank of each step.
     pub moe_seconds: Option<Spread>,
-    /// The same work on the modelled cluster.
-    pub modelled_moe_seconds: Spread,
+    /// The same work on the modelled cluster: at the sizes of the runs, then its loads at those of [`MODELLED_AT`](crate::train::MODELLED_AT).
+    pub modelled: [Spread; SIZES],
     /// Sent from rank to rank backward.
     pub backward_bytes: Spread,
     /// Sent from rank to rank forward, backward and with the update.
@@ -95,7 +95,7 @@ pub struct Point {
     pub loss_max: f64,
     /// Measured seconds in the MoE layers so far.
     pub moe_seconds: Option<f64>,
-    /// Modelled ones.
+    /// Modelled ones at the sizes of the runs.
     pub modelled_moe_seconds: f64,
     /// Sent from rank to rank so far, in all.
     pub bytes: f64,
@@ -209,11 +209,21 @@ impl Figures {
         Some(Self {
             loss: of(|at| at.loss)?,
             moe_seconds: of(|at| at.moe_seconds).filter(|_| timed),
-            modelled_moe_seconds: of(|at| at.modelled_moe_seconds)?,
+            modelled: at_sizes(&places)?,
             backward_bytes: of(|at| at.backward_bytes)?,
             bytes: of(|at| at.bytes)?,
         })
     }
+}
+
+/// Modelled seconds over runs, size by size.
+pub(super) fn at_sizes(places: &[Passed]) -> Option<[Spread; SIZES]> {
+    let of = |size: usize| {
+        let values: Vec<f64> = places.iter().map(|at| at.modelled[size]).collect();
+        Spread::of(&values)
+    };
+    let spreads: Option<Vec<Spread>> = (0..SIZES).map(of).collect();
+    spreads?.try_into().ok()
 }
 
 /// What both have of a seed.
@@ -283,7 +293,7 @@ pub(super) fn points(runs: &Finished<'_>, timed: bool) -> Vec<Point> {
             loss_min: loss.min,
             loss_max: loss.max,
             moe_seconds: timed.then(|| of(|at| at.moe_seconds).mean),
-            modelled_moe_seconds: of(|at| at.modelled_moe_seconds).mean,
+            modelled_moe_seconds: of(|at| at.modelled[0]).mean,
             bytes: of(|at| at.bytes).mean,
         }
     };

@@ -7,6 +7,7 @@ use comfy_table::Table;
 use super::report::{Report, SectionReport};
 use super::spread::Spread;
 use crate::page::table::{percent, table};
+use crate::train::MODELLED_AT;
 
 impl Report {
     /// What it rests on, a name and a line each.
@@ -41,11 +42,12 @@ impl Report {
         facts
     }
 
-    fn cluster(&self) -> &str {
+    /// What [`modelled`](Self::modelled) is.
+    pub(super) fn modelled_title(&self) -> String {
         let mut settings = self.header.settings.iter();
-        settings
-            .find(|(name, _)| name == "cluster")
-            .map_or("", |(_, cluster)| cluster)
+        let cluster = settings.find(|(name, _)| name == "cluster");
+        let cluster = cluster.map_or("", |(_, cluster)| cluster);
+        format!("Seconds in the MoE layers, modelled ({cluster})")
     }
 
     /// The groups of a section at the end of their runs.
@@ -60,9 +62,8 @@ impl Report {
             "dropped",
         ];
         let measured = format!("MoE s, measured ({} cores)", self.header.cores);
-        let modelled = format!("MoE s, modelled ({})", self.cluster());
         header.extend(timed.then_some(measured.as_str()));
-        header.extend([modelled.as_str(), "MB backward", "MB in all", "buffers, MB"]);
+        header.extend(["MB backward", "MB in all", "buffers, MB"]);
         let mut table = table(&header);
         for group in section.groups.iter().map(|&index| &self.groups[index]) {
             let end = &group.end;
@@ -79,12 +80,43 @@ impl Report {
             ];
             row.extend(timed.then(|| end.moe_seconds.map_or_else(dash, |s| format!("{s:.1}"))));
             row.extend([
-                format!("{:.4}", end.modelled_moe_seconds),
                 mega(end.backward_bytes),
                 mega(end.bytes),
                 mega(group.peak_buffer_bytes),
             ]);
             table.add_row(row);
+        }
+        table
+    }
+
+    /// Seconds in the MoE layers of the modelled cluster, in all and to each loss, at several sizes. None of them is measured.
+    pub(super) fn modelled(&self, section: &SectionReport) -> Table {
+        let targets = &self.header.targets;
+        let columns: Vec<String> = (["runs", "sizes of", "in all"].into_iter())
+            .map(str::to_owned)
+            .chain(
+                targets
+                    .iter()
+                    .flat_map(|target| [format!("to {target}"), "saved".to_owned()]),
+            )
+            .collect();
+        let mut table = table(&columns.iter().map(String::as_str).collect::<Vec<_>>());
+        for group in section.groups.iter().map(|&index| &self.groups[index]) {
+            for (size, model) in ["these runs"].into_iter().chain(MODELLED_AT).enumerate() {
+                let seconds = |spread: Spread| format!("{spread:.3}");
+                let mut row = vec![
+                    group.name.clone(),
+                    model.to_owned(),
+                    seconds(group.end.modelled[size]),
+                ];
+                for target in &group.targets {
+                    let reached = target.figures.as_ref();
+                    row.push(reached.map_or_else(dash, |at| seconds(at.modelled[size])));
+                    let saved = reached.and_then(|at| at.modelled_saved[size]);
+                    row.push(saved.map_or_else(dash, share));
+                }
+                table.add_row(row);
+            }
         }
         table
     }
@@ -96,11 +128,7 @@ impl Report {
         if timed {
             header.extend(["MoE s, measured", "saved against SYMI policy"]);
         }
-        header.extend([
-            "MoE s, modelled",
-            "saved against SYMI policy",
-            "MB backward",
-        ]);
+        header.push("MB backward");
         let mut table = table(&header);
         for group in section.groups.iter().map(|&index| &self.groups[index]) {
             let report = &group.targets[target];
@@ -118,8 +146,6 @@ impl Report {
                 row.push(of(&|at| seconds(at.moe_seconds)));
                 row.push(of(&|at| saved(at.moe_seconds_saved)));
             }
-            row.push(of(&|at| format!("{:.4}", at.modelled_moe_seconds)));
-            row.push(of(&|at| saved(at.modelled_moe_seconds_saved)));
             row.push(of(&|at| mega(at.backward_bytes)));
             table.add_row(row);
         }
@@ -155,6 +181,12 @@ impl fmt::Display for Report {
                     self.target(section, index)
                 )?;
             }
+            writeln!(
+                f,
+                "\n{}:\n\n{}",
+                self.modelled_title(),
+                self.modelled(section)
+            )?;
         }
         writeln!(f)?;
         for line in &self.header.counted {

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::curve::Passed;
+use super::curve::{Passed, SIZES};
 use super::grid::Grid;
-use super::report::{Finished, paired, points};
+use super::report::{Finished, at_sizes, paired, points};
 use super::spread::Spread;
 
 /// Where the ceiling's way the targets lie if none are given.
@@ -32,10 +32,10 @@ pub struct Reached {
     pub moe_seconds: Option<Spread>,
     /// Measured seconds saved against the quickest `symi` group that reached it with all seeds, as a share, seed by seed.
     pub moe_seconds_saved: Option<Spread>,
-    /// Modelled seconds in the MoE layers.
-    pub modelled_moe_seconds: Spread,
+    /// Modelled seconds in the MoE layers, as in [`Figures`](super::Figures).
+    pub modelled: [Spread; SIZES],
     /// The same of modelled seconds.
-    pub modelled_moe_seconds_saved: Option<Spread>,
+    pub modelled_saved: [Option<Spread>; SIZES],
     /// Sent from rank to rank backward.
     pub backward_bytes: Spread,
 }
@@ -56,7 +56,7 @@ impl TargetReport {
         let others: Vec<_> = symi.iter().map(|runs| reached(runs)).collect();
         let whole = others.iter().filter(|runs| runs.len() == grid.seeds.len());
         let whole: Vec<_> = whole.collect();
-        let saved = |of: fn(&Passed) -> f64| {
+        let saved = |of: &dyn Fn(&Passed) -> f64| {
             let sum = |runs: &&&Vec<(u64, Passed)>| runs.iter().map(|(_, at)| of(at)).sum::<f64>();
             let best = whole.iter().min_by(|a, b| sum(a).total_cmp(&sum(b)))?;
             let pairs = paired(&mine, best);
@@ -69,14 +69,15 @@ impl TargetReport {
             let values: Vec<f64> = mine.iter().map(|(_, at)| of(at)).collect();
             Spread::of(&values)
         };
+        let places: Vec<Passed> = mine.iter().map(|(_, at)| *at).collect();
         let seconds = |of: Option<Spread>| of.filter(|_| grid.timed);
         let figures = || {
             Some(Reached {
                 steps: spread(|at| at.steps)?,
                 moe_seconds: seconds(spread(|at| at.moe_seconds)),
-                moe_seconds_saved: seconds(saved(|at| at.moe_seconds)),
-                modelled_moe_seconds: spread(|at| at.modelled_moe_seconds)?,
-                modelled_moe_seconds_saved: saved(|at| at.modelled_moe_seconds),
+                moe_seconds_saved: seconds(saved(&|at| at.moe_seconds)),
+                modelled: at_sizes(&places)?,
+                modelled_saved: std::array::from_fn(|size| saved(&|at| at.modelled[size])),
                 backward_bytes: spread(|at| at.backward_bytes)?,
             })
         };

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 
 use lrmoe_comm::Collective;
-use lrmoe_plan::{Stash, StepWork, modelled_seconds};
 use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 
+use super::modelled::{MODELLED_AT, Modelling};
 use super::oracle::OracleRecord;
-use super::setup::expert_shape;
 use super::traffic::LinkRecord;
 use crate::config::TrainConfig;
 use crate::error::Error;
@@ -38,6 +37,9 @@ pub struct StepRecord {
     pub moe_seconds: f64,
     /// The same work on the modelled cluster.
     pub modelled_moe_seconds: f64,
+    /// Its loads on the modelled cluster with layers of the sizes of other models ([`MODELLED_AT`]), in bf16, and with 4,096 tokens on each rank.
+    #[serde(default)]
+    pub modelled_moe_seconds_at: BTreeMap<String, f64>,
     /// Measured seconds per stage, all layers, the slowest rank of each stage.
     pub stage_seconds: BTreeMap<String, f64>,
     /// Bytes sent from rank to rank forward, all layers and ranks.
@@ -115,11 +117,25 @@ pub(super) fn gather_record<C: Collective>(
     };
 
     let mut record = StepRecord::default();
+    let own = Modelling::of_run(config);
+    let others = MODELLED_AT.map(|name| Modelling::at_sizes_of(name, config));
+    let others = others.into_iter().collect::<Result<Vec<_>, _>>()?;
     for (index, stats) in layers.iter().enumerate() {
         let of_layer: Vec<&RankStats> = per_rank.iter().map(|rank| &rank[index]).collect();
         let sum = |what: fn(&RankStats) -> u64| of_layer.iter().map(|rank| what(rank)).sum::<u64>();
         record.update_bytes += sum(|rank| rank.reduction.iter().chain(&rank.delivery).sum());
-        record.modelled_moe_seconds += modelled(config, stats, &of_layer)?;
+        let between = |of: fn(&RankStats) -> &Vec<u64>| {
+            Array2::from_shape_fn((ranks, ranks), |(from, to)| of(of_layer[from])[to])
+        };
+        let weights = [
+            between(|rank| &rank.reduction),
+            between(|rank| &rank.delivery),
+        ];
+        record.modelled_moe_seconds += own.seconds(config, stats, &weights)?;
+        for (name, modelling) in MODELLED_AT.iter().zip(&others) {
+            let sum = record.modelled_moe_seconds_at.entry((*name).to_owned());
+            *sum.or_default() += modelling.seconds(config, stats, &weights)?;
+        }
         record.layers.push(LayerRecord {
             load: stats.loads.clone(),
             quota: stats.quotas.clone(),
@@ -237,33 +253,4 @@ impl RankStats {
             seconds: Seconds(std::array::from_fn(|_| f64::from_bits(next()))),
         }
     }
-}
-
-/// Seconds of the layer's step on the cluster of the options, from the rows and bytes that travelled.
-fn modelled(config: &TrainConfig, stats: &LayerStats, ranks: &[&RankStats]) -> Result<f64, Error> {
-    let row = (config.model.width * size_of::<f32>()) as u64;
-    let received = |rows: &Array2<u64>| {
-        rows.columns()
-            .into_iter()
-            .map(|column| column.sum())
-            .collect()
-    };
-    let between = |of: fn(&RankStats) -> &Vec<u64>| {
-        Array2::from_shape_fn((ranks.len(), ranks.len()), |(from, to)| of(ranks[from])[to])
-    };
-    let work = StepWork {
-        stash: Stash::Recompute,
-        instances: stats.instances.clone(),
-        forward_rows: received(&stats.forward_rows),
-        backward_rows: received(&stats.backward_rows),
-        exchanges: vec![
-            &stats.forward_rows * row,
-            &stats.forward_rows.t() * row,
-            &stats.backward_rows * (2 * row),
-            &stats.backward_rows.t() * row,
-            between(|rank| &rank.reduction),
-        ],
-        delivery: between(|rank| &rank.delivery),
-    };
-    Ok(modelled_seconds(&config.cluster, &expert_shape(config), &work)?.total())
 }

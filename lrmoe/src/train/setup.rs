@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lrmoe_kernels::FfnShape;
-use lrmoe_plan::{ExpertShape, MemoryModel, Stash, Topology};
+use lrmoe_plan::{ExpertShape, MemoryModel, Topology};
 
 use crate::config::TrainConfig;
 use crate::error::Error;
@@ -63,6 +63,7 @@ pub(super) fn layer_configs(config: &TrainConfig) -> Result<Vec<LayerConfig>, Er
         overlap: config.overlap,
         capacities: capacities.transpose()?,
         policy: config.policy.clone(),
+        stash: config.stash,
         profile_decay: PROFILE_DECAY,
     };
     Ok((0..model.layers)
@@ -94,7 +95,7 @@ fn memory_model(config: &TrainConfig) -> MemoryModel {
         tokens: config.batch / config.ranks * config.model.context,
         chunk_rows: config.chunk_rows,
         overlap: config.overlap,
-        stash: Stash::Recompute,
+        stash: config.stash,
         keeps_outputs: config.policy.needs_outputs(),
         fixed: 0,
     }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use lrmoe::train::StepRecord;
+use lrmoe::train::{MODELLED_AT, StepRecord};
 use tempfile::TempDir;
 
 /// A model small enough for tests, on text that can be learned.
@@ -154,6 +154,8 @@ fn records_say_what_happened() {
             "{record:?}"
         );
         assert!(record.modelled_moe_seconds > 0.0 && record.buffer_bytes > 0);
+        let [qwen, glm] = MODELLED_AT.map(|name| record.modelled_moe_seconds_at[name]);
+        assert!(record.modelled_moe_seconds < qwen && qwen < glm);
         assert!(record.forward_bytes > record.backward_bytes / 2 && record.backward_bytes > 0);
         let stages: f64 = record.stage_seconds.values().sum();
         assert!(

@@ -9,7 +9,7 @@ use lrmoe::policy::{Policy, Selecting};
 use lrmoe_comm::{Collective, Threads};
 use lrmoe_kernels::{Activation, Cpu, FfnShape};
 use lrmoe_metric::Selection;
-use lrmoe_plan::Topology;
+use lrmoe_plan::{Stash, Topology};
 use ndarray::{Array2, Array3, Axis, concatenate, s};
 use rand::SeedableRng;
 use rand::seq::index::sample;
@@ -104,6 +104,7 @@ impl Batch {
             overlap: false,
             capacities: None,
             policy,
+            stash: Stash::Recompute,
             profile_decay: 0.9,
         }
     }

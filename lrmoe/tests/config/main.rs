@@ -59,7 +59,7 @@ fn a_text_is_enough() {
 }
 
 /// Every option with a value that is not its default, as on the command line and in TOML.
-const OPTIONS: [(&str, &str, &str); 51] = [
+const OPTIONS: [(&str, &str, &str); 52] = [
     ("text", "b.txt", "['b.txt']"),
     ("out", "there", "'there'"),
     ("record-trace", "t", "'t'"),
@@ -90,6 +90,7 @@ const OPTIONS: [(&str, &str, &str); 51] = [
     ("all-to-all", "auto", "'auto'"),
     ("threads", "3", "3"),
     ("slots", "7", "7"),
+    ("stash", "stash", "'stash'"),
     ("chunk-rows", "128", "128"),
     ("overlap", "on", "'on'"),
     ("budget-mib", "64", "64"),

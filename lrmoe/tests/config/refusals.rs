@@ -56,6 +56,22 @@ fn contradictions_are_refused_with_their_values() {
             "symi is compared with itself",
         ),
         (
+            "--stash stash --oracle-every 5",
+            "oracle-every takes a step's gradients again, which stash mode stash keeps rows for once only; take stash mode recompute",
+        ),
+        (
+            "--stash forward-select --score forward --retention-schedule adaptive:1",
+            "retention-schedule adaptive takes a step's gradients again, which stash mode forward-select keeps rows for once only; take stash mode recompute",
+        ),
+        (
+            "--stash forward-select --score full-grad",
+            "stash mode forward-select chooses pairs in the forward pass, where score full-grad is not known, as it needs dy; take score forward, out-norm, gate or random, or stash mode recompute or stash",
+        ),
+        (
+            "--stash forward-select",
+            "stash mode forward-select chooses pairs in the forward pass, where score down-grad is not known, as it needs dy; take score forward, out-norm, gate or random, or stash mode recompute or stash",
+        ),
+        (
             "--capacity-factor 0",
             "capacity-factor 0 is out of range, must be above 0",
         ),

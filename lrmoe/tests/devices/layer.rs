@@ -3,6 +3,7 @@
 use lrmoe::layer::{Backend, LayerConfig};
 use lrmoe::policy::{DxWeight, Policy, RouterGradient, Scope, Selecting};
 use lrmoe_metric::{Method, Rescale, Row, Score};
+use lrmoe_plan::Stash;
 
 use super::common::{Batch, Stepped, lrmoe, relative_error, split, steps, steps_on};
 
@@ -163,6 +164,47 @@ pub(super) fn edges<B: Backend + Clone + Sync>(backend: &B) {
                 assert_eq!(on, off, "{what}");
             }
             assert_eq!(overlapping.gradient, device.gradient, "{what}");
+        }
+    }
+}
+
+/// Rows that stay at their instances: as on the CPU, and to the bit what sending x again gives.
+pub(super) fn stash_modes<B: Backend + Clone + Sync>(backend: &B) {
+    let batch = Batch::random(96, (16, 24), (8, 3), 41);
+    for score in [Score::Gate, Score::Forward] {
+        for ranks in [1, 2] {
+            let of = |stash| {
+                let policy = Policy::Lrmoe(Selecting {
+                    retention: 0.4,
+                    score,
+                    ..Selecting::default()
+                });
+                // Without replicas, so that pairs run where they ran.
+                let config = LayerConfig {
+                    stash,
+                    slots: vec![(8 / ranks) as u32; ranks],
+                    ..batch.config(ranks, policy)
+                };
+                let shares = split(96, ranks);
+                let cpu = steps(&batch, &config, &shares, 1).swap_remove(0);
+                let device = steps_on(backend, &batch, &config, &shares, 1).swap_remove(0);
+                let what = format!("{stash}, {score} on {ranks} ranks");
+                assert_eq!(pairs(&device), pairs(&cpu), "{what}");
+                assert_close(&device, &cpu, ROUNDING, &what);
+                let bits =
+                    |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                let found = [
+                    device.y.iter().copied().collect(),
+                    device.dx.iter().copied().collect(),
+                    device.dp.iter().copied().collect(),
+                    device.gradient,
+                ];
+                (device.retained, found.map(bits))
+            };
+            let again = of(Stash::Recompute);
+            for stash in [Stash::Full, Stash::ForwardSelect] {
+                assert_eq!(of(stash), again, "{stash}, {score} on {ranks} ranks");
+            }
         }
     }
 }

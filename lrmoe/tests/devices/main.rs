@@ -36,6 +36,7 @@ fn trials<B: Backend + Clone + Sync>(candidate: &Candidate<B>) -> Vec<Trial> {
         trial("layer::selections", layer::selections),
         trial("layer::policies", layer::policies),
         trial("layer::edges", layer::edges),
+        trial("layer::stash_modes", layer::stash_modes),
         trial("training::first_steps", training::first_steps),
     ]
 }

@@ -6,11 +6,12 @@ use lrmoe::policy::{DxWeight, Policy, RouterGradient, Scope, Selecting};
 use lrmoe_comm::{Collective, Solo};
 use lrmoe_kernels::{Cpu, HostBuffer, Memory};
 use lrmoe_metric::{Method, Rescale, Score};
-use lrmoe_plan::QuotaPolicy;
+use lrmoe_plan::{QuotaPolicy, Stash};
 use ndarray::s;
 
 use super::bits;
 use super::common::{Batch, Stepped, lrmoe, on_ranks, split, step, steps};
+use super::stash::MODES;
 
 pub(super) fn all_policies() -> Vec<Policy> {
     let select = |retention, score, method, quotas| {
@@ -39,6 +40,18 @@ pub(super) fn all_policies() -> Vec<Policy> {
         select(0.4, Score::InputGrad, Method::Priority, QuotaPolicy::Neyman),
         select(0.4, Score::FullGrad, Method::Top, QuotaPolicy::Value),
         lrmoe(0.0),
+        select(
+            0.0,
+            Score::Forward,
+            Method::Priority,
+            QuotaPolicy::Proportional,
+        ),
+        select(
+            1.0,
+            Score::Forward,
+            Method::Priority,
+            QuotaPolicy::Proportional,
+        ),
         Policy::Lrmoe(Selecting {
             score: Score::OutNorm,
             method: Method::Top,
@@ -66,8 +79,24 @@ fn assert_trains_through(
     shares: &[std::ops::Range<usize>],
     what: &str,
 ) {
-    let stepped = steps(batch, config, shares, 3);
-    assert_whole(&stepped, batch, &config.policy, what);
+    for stash in MODES {
+        let late = |policy: &Policy| match policy {
+            Policy::Lrmoe(selecting) => {
+                selecting.score.needs_dy() && selecting.scope == Scope::Pair
+            }
+            _ => false,
+        };
+        if stash == Stash::ForwardSelect && late(&config.policy) {
+            continue;
+        }
+        let config = LayerConfig {
+            stash,
+            ..config.clone()
+        };
+        let what = format!("{what}, {stash}");
+        let stepped = steps(batch, &config, shares, 3);
+        assert_whole(&stepped, batch, &config.policy, &what);
+    }
 }
 
 /// Everything is finite, and every pair that was to run did.

@@ -8,6 +8,7 @@ mod oracle;
 mod overlap;
 mod precision;
 mod scores;
+mod stash;
 mod unbiased;
 
 use common::{Batch, Stepped, lrmoe, relative_error, split, step, steps};
@@ -16,7 +17,7 @@ use lrmoe::layer::{LayerConfig, MoeLayer, imbalance};
 use lrmoe::policy::{Policy, RouterGradient, Selecting};
 use lrmoe_comm::Solo;
 use lrmoe_metric::{Method, Score};
-use lrmoe_plan::{ExpertShape, Fixed, MemoryModel, Stash};
+use lrmoe_plan::{ExpertShape, Fixed, MemoryModel};
 
 /// f32 sums in another order: a few hundred terms at most.
 const ROUNDING: f64 = 1e-5;
@@ -291,7 +292,7 @@ fn symi_drops_by_position_beyond_the_capacity() {
 fn measured_buffers_stay_within_the_memory_model() {
     let (tokens, width, hidden, top_k) = (512, 64, 96, 2);
     let batch = Batch::random(tokens, (width, hidden), (8, top_k), 14);
-    for (ranks, retention, dtype, overlap) in [
+    let cases = [
         (1, 1.0, Dtype::F32, false),
         (1, 0.25, Dtype::F32, false),
         (4, 0.5, Dtype::F32, false),
@@ -300,11 +301,23 @@ fn measured_buffers_stay_within_the_memory_model() {
         (1, 0.25, Dtype::Bf16, false),
         (4, 0.5, Dtype::Bf16, false),
         (4, 0.5, Dtype::Bf16, true),
-    ] {
+    ];
+    let cases = cases
+        .into_iter()
+        .flat_map(|case| stash::MODES.map(|stash| (case, stash)));
+    for ((ranks, retention, dtype, overlap), stash) in cases {
+        let policy = Policy::Lrmoe(Selecting {
+            retention,
+            score: Score::Forward,
+            ..Selecting::default()
+        });
+        // Without replicas, so that no instance holds more than is chosen of it.
         let config = LayerConfig {
             chunk_rows: 200,
             overlap,
-            ..batch.config(ranks, lrmoe(retention))
+            stash,
+            slots: vec![(8 / ranks) as u32; ranks],
+            ..batch.config(ranks, policy)
         };
         let stepped = match dtype {
             Dtype::F32 => step(&batch, &config),
@@ -321,7 +334,7 @@ fn measured_buffers_stay_within_the_memory_model() {
             tokens: tokens / ranks,
             chunk_rows: 200,
             overlap,
-            stash: Stash::Recompute,
+            stash,
             keeps_outputs: false,
             fixed: 0,
         };
@@ -338,7 +351,7 @@ fn measured_buffers_stay_within_the_memory_model() {
             let allowed = modelled + (8 * 16 * 3 * hidden * 4 + copy) as u64 + (1 << 20);
             assert!(
                 stats.buffer_bytes <= allowed && stats.buffer_bytes > modelled / 3,
-                "{ranks} ranks, retention {retention}, {dtype}: measured {}, modelled {modelled}",
+                "{ranks} ranks, retention {retention}, {dtype}, {stash}: measured {}, modelled {modelled}",
                 stats.buffer_bytes
             );
         }

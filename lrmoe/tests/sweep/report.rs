@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lrmoe::sweep::{GroupReport, Report, Spread, State, Sweep, page};
-use lrmoe::train::{LayerRecord, Observer, StepRecord};
+use lrmoe::train::{LayerRecord, MODELLED_AT, Observer, StepRecord};
 
 use super::{Folder, Nobody, log, run};
 
@@ -38,6 +38,11 @@ fn write(out: &Path, run: &str, losses: [f32; 3], seconds: f64, bytes: u64) {
         seconds: 2.0 * seconds,
         moe_seconds: seconds,
         modelled_moe_seconds: seconds / 100.0,
+        modelled_moe_seconds_at: MODELLED_AT
+            .iter()
+            .zip([2.0, 3.0])
+            .map(|(name, factor)| ((*name).to_owned(), factor * seconds))
+            .collect(),
         forward_bytes: 3 * bytes,
         backward_bytes: bytes,
         update_bytes: 1,
@@ -130,7 +135,9 @@ fn figures_are_those_of_a_hand_calculation() {
         (7.0 / 9.0 - 0.3) / 2.0,
     );
     close(lrmoe.end.moe_seconds, 18.0, 0.0);
-    close(Some(lrmoe.end.modelled_moe_seconds), 0.18, 0.0);
+    for (modelled, expected) in lrmoe.end.modelled.into_iter().zip([0.18, 36.0, 54.0]) {
+        close(Some(modelled), expected, 0.0);
+    }
     close(Some(lrmoe.end.backward_bytes), 450.0, 0.0);
     close(Some(lrmoe.end.bytes), 6.0 * 301.0, 0.0);
     close(Some(lrmoe.peak_buffer_bytes), 106.0, 0.0);
@@ -149,6 +156,12 @@ fn figures_are_those_of_a_hand_calculation() {
     close(Some(reached.backward_bytes), 378.75, 41.25);
     // The SYMI policy takes 4 s for each of 5 and 6 steps at 1.0, and 5 s for each of 4 and 5 at 2.0: 44 s against 45.
     close(reached.moe_seconds_saved, 0.3125, 0.0125);
+    for (modelled, factor) in reached.modelled.into_iter().zip([0.01, 2.0, 3.0]) {
+        close(Some(modelled), 15.15 * factor, 1.65 * factor);
+    }
+    for saved in reached.modelled_saved {
+        close(saved, 0.3125, 0.0125);
+    }
 
     // The floor never comes there.
     let floor = &report.groups[1].targets[0];
@@ -169,6 +182,7 @@ fn targets_are_losses_of_the_ceiling() {
         "{text}"
     );
     assert!(text.contains("| dropless (ceiling)"), "{text}");
+    assert!(text.contains("modelled (8xA100)") && text.contains("| glm-4.5-air"));
     let page = page(&report).expect("a page");
     assert_eq!(page.matches("<svg").count(), 3, "{page}");
     assert!(page.contains("Policies: loss against modelled time") && !page.contains("http://"));

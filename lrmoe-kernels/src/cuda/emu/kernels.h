@@ -77,6 +77,7 @@ const Kernel KERNELS[] = {
     KERNEL(select_, write_kept),
     KERNEL(weights, selection_weights),
     KERNEL(compact, gather),
+    KERNEL(compact, put),
     KERNEL(compact, scatter_add),
     KERNEL(compact, scatter_add_bf16),
     KERNEL(compact, combine),

@@ -1,6 +1,6 @@
 //! What is done to hidden rows, element by element or row by row.
 
-use super::{Pass, Scratch};
+use super::{Hidden, Pass};
 use crate::{
     Activation, Error, FfnElement, RowBuffers,
     cuda::{
@@ -25,18 +25,18 @@ struct OfRows<'a> {
 
 impl Pass<'_> {
     /// Turns pre-activations into hidden rows.
-    pub(super) fn activate<T: FfnElement>(&self, scratch: &Scratch<T>) -> Result<(), Error> {
+    pub(super) fn activate<T: FfnElement>(&self, hidden: Hidden<'_, T>) -> Result<(), Error> {
         let elements = self.groups.rows() * self.groups.shape.hidden;
         let blocks = elements.div_ceil(PIECE / bytes_of::<T>() * THREADS);
         let kernels = [Kernel::Activate, Kernel::ActivateBf16];
-        self.launch_on_hidden(kernels, blocks, scratch, &OfRows::default())
+        self.launch_on_hidden(kernels, blocks, hidden, &OfRows::default())
     }
 
     /// Turns pre-activations and the gradients of hidden rows into the gradients of pre-activations, hidden rows times w p, and dp.
     pub(super) fn differentiate<T: FfnElement>(
         &self,
         inputs: &RowBuffers<'_, Cuda, T>,
-        scratch: &Scratch<T>,
+        hidden: Hidden<'_, T>,
         dp: &Buffer<f32>,
     ) -> Result<(), Error> {
         let of_rows = OfRows {
@@ -46,14 +46,14 @@ impl Pass<'_> {
         };
         let blocks = self.groups.rows().div_ceil(ROWS);
         let kernels = [Kernel::Differentiate, Kernel::DifferentiateBf16];
-        self.launch_on_hidden(kernels, blocks, scratch, &of_rows)
+        self.launch_on_hidden(kernels, blocks, hidden, &of_rows)
     }
 
     /// Multiplies rows of up and gate by a weight each.
     pub(super) fn scale<T: FfnElement>(
         &self,
         weights: &Buffer<f32>,
-        scratch: &Scratch<T>,
+        hidden: Hidden<'_, T>,
     ) -> Result<(), Error> {
         let of_rows = OfRows {
             w: Some(weights),
@@ -61,7 +61,7 @@ impl Pass<'_> {
         };
         let blocks = self.groups.rows().div_ceil(ROWS);
         let kernels = [Kernel::ScaleRows, Kernel::ScaleRowsBf16];
-        self.launch_on_hidden(kernels, blocks, scratch, &of_rows)
+        self.launch_on_hidden(kernels, blocks, hidden, &of_rows)
     }
 
     /// `kernels` are that of f32 and that of bf16.
@@ -69,7 +69,7 @@ impl Pass<'_> {
         &self,
         [of_f32, of_bf16]: [Kernel; 2],
         blocks: usize,
-        scratch: &Scratch<T>,
+        hidden: Hidden<'_, T>,
         of_rows: &OfRows<'_>,
     ) -> Result<(), Error> {
         let (cuda, shape) = (self.cuda, &self.groups.shape);
@@ -79,9 +79,9 @@ impl Pass<'_> {
             .iter()
             .position(|&other| other == shape.activation);
         let parameters = [
-            cuda.address(&scratch.gate)?,
-            cuda.address(&scratch.up)?,
-            cuda.address(&scratch.dh)?,
+            cuda.address(hidden.gate)?,
+            cuda.address(hidden.up)?,
+            cuda.address(hidden.dh)?,
             address(of_rows.p)?,
             address(of_rows.w)?,
             address(of_rows.dp)?,
@@ -90,7 +90,7 @@ impl Pass<'_> {
             shape.hidden as u64,
         ];
         let kernel = if is_bf16::<T>() { of_bf16 } else { of_f32 };
-        // SAFETY: as in activation.cu, by the kernel of the element; the scratch has room for all hidden rows, gate only where there is one, and what is
+        // SAFETY: as in activation.cu, by the kernel of the element; there is room for all hidden rows, gate only where there is one, and what is
         // known of rows is checked to be of as many.
         unsafe { cuda.launch(kernel, blocks, &parameters) }
     }

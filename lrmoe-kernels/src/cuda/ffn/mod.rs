@@ -6,10 +6,10 @@ mod product;
 use lrmoe_metric::SquaredNorm;
 
 use self::product::{GroupTable, Matrices};
-use super::{Buffer, Cuda};
+use super::{Buffer, Cuda, buffer::bytes_of};
 use crate::{
-    ComputeExperts, Element, Error, ExpertBuffers, FfnElement, FfnShape, Memory, RowBuffers,
-    experts::Groups,
+    ComputeExperts, Element, Error, ExpertBuffers, FfnElement, FfnShape, Memory,
+    PreActivationBuffers, RowBuffers, experts::Groups,
 };
 
 /// Hidden rows of a call, `[rows, F]` each, reused by later calls. They are stored as the rows of x are, so that in bf16 pre-activations and their
@@ -36,6 +36,14 @@ impl<T: Element> Default for Scratch<T> {
     }
 }
 
+/// Hidden rows where a step of a pass has them, as in [`Scratch`].
+#[derive(Clone, Copy)]
+struct Hidden<'a, T: Element> {
+    gate: &'a Buffer<T>,
+    up: &'a Buffer<T>,
+    dh: &'a Buffer<T>,
+}
+
 /// What all steps of a pass need.
 struct Pass<'a> {
     cuda: &'a Cuda,
@@ -48,15 +56,16 @@ impl Pass<'_> {
         &self,
         weights: &ExpertBuffers<Cuda, T>,
         x: &Buffer<T>,
-        scratch: &Scratch<T>,
+        hidden: Hidden<'_, T>,
+        table: &GroupTable,
     ) -> Result<(), Error> {
         let shape = &self.groups.shape;
         if let Some(gate) = &weights.gate {
             let gate = Matrices::inward(gate, shape);
-            self.rows_by_transposed(x, gate, &scratch.gate, &scratch.groups)?;
+            self.rows_by_transposed(x, gate, hidden.gate, table)?;
         }
         let up = Matrices::inward(&weights.up, shape);
-        self.rows_by_transposed(x, up, &scratch.up, &scratch.groups)
+        self.rows_by_transposed(x, up, hidden.up, table)
     }
 }
 
@@ -82,20 +91,36 @@ impl<T: FfnElement> ComputeExperts<T> for Cuda {
         scratch: &mut Scratch<T>,
         out: &mut Buffer<T>,
         h_norms: Option<&mut Buffer<SquaredNorm>>,
+        mut kept: Option<&mut PreActivationBuffers<Self, T>>,
     ) -> Result<(), Error> {
         let groups = Groups::new(shape, weights, offsets, x)?;
         let rows = groups.rows();
         self.resize(out, rows * shape.width)?;
-        scratch.prepare(self, &groups, &[])?;
-        let scratch = &*scratch;
+        if let Some(kept) = &mut kept {
+            kept.resize(self, shape, rows)?;
+        }
+        let kept = kept.as_deref();
+        scratch.make_room(self, &groups, kept.is_some())?;
+        scratch.groups.write::<T>(self, &groups, &[])?;
+        let (scratch, table) = (&*scratch, &scratch.groups);
         let pass = Pass { cuda: self, groups };
-        pass.project(weights, x, scratch)?;
-        pass.activate(scratch)?;
+        let pre_activations = scratch.or(kept);
+        pass.project(weights, x, pre_activations, table)?;
+        let hidden = Hidden {
+            up: &scratch.up,
+            ..pre_activations
+        };
+        if kept.is_some() {
+            let [from, to] = [self.address(pre_activations.up)?, self.address(hidden.up)?];
+            // SAFETY: both are of all hidden rows.
+            unsafe { self.copy_bytes(from, to, rows * shape.hidden * bytes_of::<T>()) }?;
+        }
+        pass.activate(hidden)?;
         if let Some(norms) = h_norms {
-            self.norms_of(&scratch.up, [rows, shape.hidden], norms)?;
+            self.norms_of(hidden.up, [rows, shape.hidden], norms)?;
         }
         let down = Matrices::down(&weights.down, shape);
-        pass.rows_by_transposed(&scratch.up, down, out, &scratch.groups)
+        pass.rows_by_transposed(hidden.up, down, out, table)
     }
 
     fn backward(
@@ -104,6 +129,7 @@ impl<T: FfnElement> ComputeExperts<T> for Cuda {
         weights: &ExpertBuffers<Self, T>,
         offsets: &[usize],
         inputs: &RowBuffers<'_, Self, T>,
+        kept: Option<&mut PreActivationBuffers<Self, T>>,
         scratch: &mut Scratch<T>,
         dx: &mut Buffer<T>,
         dp: &mut Buffer<f32>,
@@ -111,7 +137,8 @@ impl<T: FfnElement> ComputeExperts<T> for Cuda {
         accumulate: &[bool],
     ) -> Result<(), Error> {
         let groups = Groups::new(shape, weights, offsets, inputs.x)?;
-        groups.check_backward(inputs, gradients, accumulate)?;
+        let kept = kept.as_deref();
+        groups.check_backward(inputs, kept, gradients, accumulate)?;
         self.resize(dx, groups.rows() * shape.width)?;
         self.resize(dp, groups.rows())?;
         for matrices in [&mut gradients.up, &mut gradients.down]
@@ -120,46 +147,55 @@ impl<T: FfnElement> ComputeExperts<T> for Cuda {
         {
             self.resize(matrices, groups.matrices())?;
         }
-        scratch.prepare(self, &groups, accumulate)?;
+        if kept.is_none() {
+            scratch.make_room(self, &groups, false)?;
+        }
+        scratch.groups.write::<T>(self, &groups, accumulate)?;
         self.resize(&mut scratch.dh, groups.rows() * shape.hidden)?;
 
-        let (scratch, dx, table) = (&*scratch, &*dx, &scratch.groups);
+        let (hidden, dx, table) = (scratch.or(kept), &*dx, &scratch.groups);
         let pass = Pass { cuda: self, groups };
-        pass.project(weights, inputs.x, scratch)?;
+        if kept.is_none() {
+            pass.project(weights, inputs.x, hidden, table)?;
+        }
         let down = Matrices::down(&weights.down, shape);
-        pass.rows_by_matrices(inputs.dy, down, &scratch.dh, table, false)?;
-        pass.differentiate(inputs, scratch, dp)?;
+        pass.rows_by_matrices(inputs.dy, down, hidden.dh, table, false)?;
+        pass.differentiate(inputs, hidden, dp)?;
         let up = Matrices::inward(&weights.up, shape);
-        pass.rows_by_matrices(&scratch.up, up, dx, table, false)?;
+        pass.rows_by_matrices(hidden.up, up, dx, table, false)?;
         if let Some(gate) = &weights.gate {
             let gate = Matrices::inward(gate, shape);
-            pass.rows_by_matrices(&scratch.gate, gate, dx, table, true)?;
+            pass.rows_by_matrices(hidden.gate, gate, dx, table, true)?;
         }
         // dx is without w, what follows with it.
-        pass.scale(inputs.weights, scratch)?;
+        pass.scale(inputs.weights, hidden)?;
         let up = Matrices::inward(&gradients.up, shape);
-        pass.sum_products(&scratch.up, inputs.x, up, table)?;
+        pass.sum_products(hidden.up, inputs.x, up, table)?;
         if let Some(gate) = &gradients.gate {
             let gate = Matrices::inward(gate, shape);
-            pass.sum_products(&scratch.gate, inputs.x, gate, table)?;
+            pass.sum_products(hidden.gate, inputs.x, gate, table)?;
         }
         let down = Matrices::down(&gradients.down, shape);
-        pass.sum_products(inputs.dy, &scratch.dh, down, table)
+        pass.sum_products(inputs.dy, hidden.dh, down, table)
     }
 }
 
 impl<T: FfnElement> Scratch<T> {
-    /// Room for pre-activations, and the table of groups.
-    fn prepare(
-        &mut self,
-        cuda: &Cuda,
-        groups: &Groups<'_>,
-        accumulate: &[bool],
-    ) -> Result<(), Error> {
+    /// Room for pre-activations; where these are kept elsewhere, for hidden rows alone.
+    fn make_room(&mut self, cuda: &Cuda, groups: &Groups<'_>, kept: bool) -> Result<(), Error> {
         let hidden = groups.rows() * groups.shape.hidden;
-        let gated = groups.shape.activation.is_gated();
+        let gated = groups.shape.activation.is_gated() && !kept;
         cuda.resize(&mut self.gate, if gated { hidden } else { 0 })?;
-        cuda.resize(&mut self.up, hidden)?;
-        self.groups.write::<T>(cuda, groups, accumulate)
+        cuda.resize(&mut self.up, hidden)
+    }
+
+    /// Its rows, with the pre-activations that were kept in place of its own.
+    fn or<'a>(&'a self, kept: Option<&'a PreActivationBuffers<Cuda, T>>) -> Hidden<'a, T> {
+        let [gate, up] = kept.map_or([&self.gate, &self.up], |kept| [&kept.gate, &kept.up]);
+        Hidden {
+            gate,
+            up,
+            dh: &self.dh,
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Pass, Scratch};
+use super::{Hidden, Pass};
 use crate::{
     Activation, Error, RowBuffers,
     wgpu::{Buffer, Wgpu, buffer::Window, kernel::Kernel, norm::check_width},
@@ -15,12 +15,12 @@ const ROWS: usize = 8;
 
 impl<'a> Pass<'a> {
     /// Turns pre-activations into hidden rows.
-    pub(super) fn activate(&mut self, scratch: &'a Scratch) -> Result<(), Error> {
+    pub(super) fn activate(&mut self, of_rows: Hidden<'a>) -> Result<(), Error> {
         let hidden = self.groups.shape.hidden;
         for rows in self.row_ranges()? {
             let elements = rows.start * hidden..rows.end * hidden;
-            let gate = self.gate(scratch, elements.clone());
-            let up = self.wgpu.window(&scratch.up, elements);
+            let gate = self.gate(of_rows.gate, elements.clone());
+            let up = self.wgpu.window(of_rows.up, elements);
             let parameters = self.parameters(&rows, [gate.base, up.base, 0, 0, 0, 0]);
             let bindings = [(1, gate.into()), (2, up.into())];
             let groups = (rows.len() * hidden).div_ceil(THREADS);
@@ -34,16 +34,16 @@ impl<'a> Pass<'a> {
     pub(super) fn differentiate(
         &mut self,
         inputs: &RowBuffers<'a, Wgpu>,
-        scratch: &'a Scratch,
+        of_rows: Hidden<'a>,
         dp: &'a Buffer<f32>,
     ) -> Result<(), Error> {
         let (wgpu, hidden) = (self.wgpu, self.groups.shape.hidden);
         check_width("a hidden row", hidden)?;
         for rows in self.row_ranges()? {
             let elements = rows.start * hidden..rows.end * hidden;
-            let gate = self.gate(scratch, elements.clone());
-            let up = wgpu.window(&scratch.up, elements.clone());
-            let dh = wgpu.window(&scratch.dh, elements);
+            let gate = self.gate(of_rows.gate, elements.clone());
+            let up = wgpu.window(of_rows.up, elements.clone());
+            let dh = wgpu.window(of_rows.dh, elements);
             let p = wgpu.window(inputs.gate_weights, rows.clone());
             let w = wgpu.window(inputs.weights, rows.clone());
             let dp = wgpu.window(dp, rows.clone());
@@ -79,9 +79,9 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    fn gate(&self, scratch: &'a Scratch, elements: Range<usize>) -> Window<'a> {
+    fn gate(&self, gate: &'a Buffer<f32>, elements: Range<usize>) -> Window<'a> {
         if self.groups.shape.activation.is_gated() {
-            self.wgpu.window(&scratch.gate, elements)
+            self.wgpu.window(gate, elements)
         } else {
             Window::NOTHING
         }

@@ -11,6 +11,7 @@ use crate::layer::buffers::{Buffers, columns, columns_mut, ungroup};
 use crate::layer::dispatch::{Chunk, Dispatch};
 use crate::layer::element::LayerElement;
 use crate::layer::experts::Experts;
+use crate::layer::instances::InstanceRows;
 use crate::layer::line::Step;
 use crate::layer::pass::Pass;
 use crate::layer::stats::Stage;
@@ -34,33 +35,39 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
     pub(super) fn backward_step<C: Collective>(
         &mut self,
         pass: &mut Pass<'_, B, C>,
-        (dispatch, step): (&Dispatch<'_>, Step<'_>),
+        (dispatch, step, stays): (&Dispatch<'_>, Step<'_>, Option<&mut InstanceRows<B, T>>),
         (experts, written): (&mut Experts<B, T>, &mut Written),
         inputs: &Inputs<'_, B, T>,
         dx: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         match step {
-            Step::Bring(chunk) => self.bring_backward(pass, (dispatch, chunk), inputs),
+            Step::Bring(chunk) => {
+                self.bring_backward(pass, (dispatch, chunk), inputs, stays.is_none())
+            }
             Step::Compute { chunk, next, last } => {
                 let accumulate = written.next(chunk.grouping.offsets());
                 let chunk = (chunk, &accumulate[..]);
-                self.compute_backward(pass, dispatch, [next, last], chunk, experts, (inputs, dx))
+                let rows = (inputs, stays, dx);
+                self.compute_backward(pass, dispatch, [next, last], chunk, experts, rows)
             }
             Step::GiveBack(chunk) => self.give_dx(pass, (dispatch, chunk), inputs, dx),
         }
     }
 
-    /// Rows of x and dy come to the experts, with their weights.
+    /// Rows of dy come to the experts, with their weights, and those of x if they are to.
     pub(in crate::layer) fn bring_backward<C: Collective>(
         &mut self,
         pass: &mut Pass<'_, B, C>,
         (dispatch, chunk): (&Dispatch<'_>, &Chunk),
         inputs: &Inputs<'_, B, T>,
+        brings_x: bool,
     ) -> Result<(), Error> {
         self.index_rows(pass.backend, dispatch, inputs.pairs)?;
         let [leg, ..] = &mut self.legs;
         let [x, dy] = [inputs.x, inputs.dy].map(|rows| (rows, inputs.width));
-        leg.bring(pass, chunk, x, &self.index, &mut self.x)?;
+        if brings_x {
+            leg.bring(pass, chunk, x, &self.index, &mut self.x)?;
+        }
         leg.bring(pass, chunk, dy, &self.index, &mut self.dy)?;
         self.pack_weights(dispatch.pairs(chunk), inputs.pairs);
         if !pass.is_alone() {
@@ -80,7 +87,11 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         [next, last]: [Option<&Chunk>; 2],
         (chunk, accumulate): (&Chunk, &[bool]),
         experts: &mut Experts<B, T>,
-        (inputs, dx): (&Inputs<'_, B, T>, &mut B::Buffer<T>),
+        (inputs, mut stays, dx): (
+            &Inputs<'_, B, T>,
+            Option<&mut InstanceRows<B, T>>,
+            &mut B::Buffer<T>,
+        ),
     ) -> Result<(), Error> {
         let (backend, width) = (pass.backend, inputs.width);
         let mut legs = std::mem::take(&mut self.legs);
@@ -93,7 +104,8 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         }
         if let Some(next) = next {
             self.index_rows(backend, dispatch, inputs.pairs)?;
-            for (leg, from) in [(&mut *x_leg, inputs.x), (&mut *dy_leg, inputs.dy)] {
+            let legs = [(&mut *x_leg, inputs.x), (&mut *dy_leg, inputs.dy)];
+            for (leg, from) in legs.into_iter().skip(stays.is_some().into()) {
                 leg.pack(pass, (from, width), &self.index)?;
                 rows.push(leg.journey(backend, next, Way::Out, width)?);
             }
@@ -108,9 +120,19 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
             rows.into_iter().try_for_each(|rows| rows.run(comm))?;
             numbers.try_for_each(|numbers| numbers.run(comm))
         });
+        let brings_x = stays.is_none();
         let compute = || {
+            let room = (&mut self.x, &mut self.pre_activations);
+            let (x, kept) = match &mut stays {
+                None => (&*room.0, None),
+                Some(instances) => {
+                    let count = chunk.grouping.grouped_rows();
+                    let (x, kept) = instances.give(backend, experts.shape(), count, room)?;
+                    (x, Some(kept))
+                }
+            };
             let rows = RowBuffers {
-                x: &self.x,
+                x,
                 dy: &self.dy,
                 gate_weights: &self.gate_weights,
                 weights: &self.weights,
@@ -122,6 +144,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
                 weights,
                 chunk.grouping.offsets(),
                 &rows,
+                kept,
                 &mut self.scratch,
                 &mut self.out,
                 &mut self.dp,
@@ -135,7 +158,8 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
             self.take_dx(pass, (dispatch, last), &back.near, inputs, dx)?;
         }
         if let Some(next) = next {
-            for (leg, to) in [(x_leg, &mut self.x), (dy_leg, &mut self.dy)] {
+            let legs = [(x_leg, &mut self.x), (dy_leg, &mut self.dy)];
+            for (leg, to) in legs.into_iter().skip((!brings_x).into()) {
                 leg.arrive(pass, Way::Out)?;
                 leg.unpack(pass, next, width, to)?;
             }

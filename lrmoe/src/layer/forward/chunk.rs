@@ -7,8 +7,10 @@ use crate::error::Error;
 use crate::layer::Backend;
 use crate::layer::buffers::{Buffers, ungroup};
 use crate::layer::dispatch::{Chunk, Dispatch};
+use crate::layer::early::Left;
 use crate::layer::element::LayerElement;
 use crate::layer::experts::Experts;
+use crate::layer::instances::{InstanceRows, Keeping};
 use crate::layer::line::Step;
 use crate::layer::pass::{Pass, on_host};
 use crate::layer::stash::PairStash;
@@ -32,7 +34,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         pass: &mut Pass<'_, B, C>,
         (dispatch, step): (&Dispatch<'_>, Step<'_>),
         inputs: &Inputs<'_, B, T>,
-        kept: &mut PairStash<B, T>,
+        (kept, instances): Left<'_, B, T>,
         y: &mut B::Buffer<T>,
     ) -> Result<(), Error> {
         match step {
@@ -42,7 +44,8 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
                 self.legs[0].bring(pass, chunk, x, &self.index, &mut self.x)
             }
             Step::Compute { chunk, next, last } => {
-                self.compute_forward(pass, dispatch, [next, last], chunk, inputs, (kept, y))
+                let left = (kept, instances, y);
+                self.compute_forward(pass, dispatch, [next, last], chunk, inputs, left)
             }
             Step::GiveBack(chunk) => self.give_outputs(pass, (dispatch, chunk), inputs, kept, y),
         }
@@ -67,7 +70,11 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         [next, last]: [Option<&Chunk>; 2],
         chunk: &Chunk,
         inputs: &Inputs<'_, B, T>,
-        (kept, y): (&mut PairStash<B, T>, &mut B::Buffer<T>),
+        (kept, instances, y): (
+            &mut PairStash<B, T>,
+            &mut InstanceRows<B, T>,
+            &mut B::Buffer<T>,
+        ),
     ) -> Result<(), Error> {
         let (backend, experts) = (pass.backend, inputs.experts);
         let width = experts.shape().width;
@@ -103,9 +110,19 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
                 &mut self.scratch,
                 &mut self.out,
                 norms,
+                (instances.keeping() != Keeping::Nothing).then_some(&mut self.pre_activations),
             )?)
         };
         pass.overlap(exchange, compute, Stage::Forward)?;
+        let hidden = (kept.norms_of() == Some(Row::Hidden)).then_some(&self.norms);
+        instances.take(
+            backend,
+            experts.shape(),
+            (chunk.grouping.offsets(), inputs.at_once),
+            (&self.x, &self.pre_activations),
+            (hidden, &self.out),
+        )?;
+        pass.lap(Stage::Compact);
         if let Some(last) = last {
             back.arrive(pass, Way::Back)?;
             self.take_outputs(pass, (dispatch, last), &back.near, inputs, kept, y)?;
