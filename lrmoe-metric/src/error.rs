@@ -109,6 +109,34 @@ pub enum Error {
         /// Expert of the pair.
         expert: usize,
     },
+    /// A norm is none that [`SquaredNorm::of`](crate::SquaredNorm::of) gives.
+    #[error(
+        "the squared norm of {what} of pair {pair} has significand {significand} with scale {scale}, which is no norm of a row"
+    )]
+    Norm {
+        /// `dy`, or the symbol of the score's [`Row`](crate::Row).
+        what: &'static str,
+        /// Global pair id.
+        pair: u64,
+        /// Its significand.
+        significand: f32,
+        /// Its scale.
+        scale: u32,
+    },
+    /// A squared score of another backend is negative or not a number.
+    #[error("squared score {squared} of local pair {pair} is negative or not a number")]
+    SquaredScore {
+        /// Local pair id.
+        pair: usize,
+        /// The squared score.
+        squared: f32,
+    },
+    /// Scores of another backend with a scale that no norms have.
+    #[error("exponent {exponent} of squared scores is outside -254 to 254")]
+    ScoreExponent {
+        /// The exponent.
+        exponent: i32,
+    },
     /// A caller's score is negative.
     #[error("the score {score} of pair {pair} with expert {expert} is negative")]
     NegativeScore {

@@ -61,6 +61,15 @@ impl SquaredNorm {
         }
     }
 
+    /// Whether a row can have it: scales are exponent fields, and the significand is not finite exactly where the row is not.
+    pub(crate) fn is_of_a_row(self) -> bool {
+        match self.scale {
+            0 => self.significand == 0.0,
+            NOT_FINITE => self.significand.is_nan() || self.significand == f32::INFINITY,
+            scale => scale < NOT_FINITE && (0.0..f32::INFINITY).contains(&self.significand),
+        }
+    }
+
     /// The squared norm times `4^(128 - layer_scale)`, 0 below `2^-125`, for `layer_scale` at least that of any finite row.
     pub(crate) fn relative_to(self, layer_scale: u32) -> f32 {
         if self.scale == NOT_FINITE {

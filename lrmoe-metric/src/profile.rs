@@ -23,9 +23,13 @@ impl Profile {
     pub const BUCKETS: usize = 256;
 
     /// A profile in which nothing has been observed.
+    ///
+    /// # Panics
+    ///
+    /// If `experts` histograms are more than a [`Vec`] can hold.
     pub fn new(experts: usize) -> Self {
         Self {
-            counts: vec![0.0; experts * Self::BUCKETS],
+            counts: vec![0.0; experts.saturating_mul(Self::BUCKETS)],
         }
     }
 
@@ -35,7 +39,8 @@ impl Profile {
     ///
     /// [`Error::Length`], [`Error::ProfileCount`].
     pub fn from_counts(experts: usize, counts: Vec<f32>) -> Result<Self, Error> {
-        check_length("profile counts", counts.len(), experts * Self::BUCKETS)?;
+        let expected = experts.saturating_mul(Self::BUCKETS);
+        check_length("profile counts", counts.len(), expected)?;
         match counts
             .iter()
             .position(|count| !(0.0..f32::INFINITY).contains(count))
@@ -171,15 +176,19 @@ impl Profile {
     }
 }
 
-/// A histogram moved up, its zeros and infinities left where they are.
+/// A histogram moved up, its zeros and infinities left where they are. Counts that meet in the last bucket stay within f32.
 fn shift(from: &[f32], buckets: f64, to: &mut [f32]) {
     let last = Profile::BUCKETS - 2;
     let (whole, part) = (buckets as usize, buckets.fract() as f32);
     to[0] = from[0];
     to[last + 1] = from[last + 1];
+    let mut add = |bucket: usize, count: f32| {
+        let to = &mut to[bucket.min(last)];
+        *to = (*to + count).min(f32::MAX);
+    };
     for (bucket, count) in from.iter().enumerate().take(last + 1).skip(1) {
-        to[(bucket + whole).min(last)] += (1.0 - part) * count;
-        to[(bucket + whole + 1).min(last)] += part * count;
+        add(bucket + whole, (1.0 - part) * count);
+        add(bucket + whole + 1, part * count);
     }
 }
 

@@ -11,6 +11,9 @@ const LEAST: u32 = 0x0100_0000;
 /// `2^-62`; gate weights below it count as zero, so that their squares do not come near [`LEAST`].
 const LEAST_GATE: f32 = 1.0 / (1u64 << 62) as f32;
 
+/// The largest exponent of scores: that of two norms with the smallest scale, which is 127 below 128.
+const EXPONENTS: i32 = 254;
+
 /// Squared scores of all pairs of a rank: the true ones times `4^-exponent`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scores {
@@ -22,18 +25,36 @@ pub struct Scores {
 impl Default for Scores {
     /// Of no pairs.
     fn default() -> Self {
-        Self::from_squared(Score::Random, Vec::new(), 0)
+        Self {
+            kind: Score::Random,
+            squared: Vec::new(),
+            exponent: 0,
+        }
     }
 }
 
 impl Scores {
-    /// Scores as another backend formed them: see [`squared`](Self::squared) and [`exponent`](Self::exponent).
-    pub fn from_squared(kind: Score, squared: Vec<f32>, exponent: i32) -> Self {
-        Self {
+    /// Scores as another backend formed them: see [`squared`](Self::squared) and [`exponent`](Self::exponent). -0 becomes +0.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SquaredScore`] for the first that is negative or NaN, [`Error::ScoreExponent`].
+    pub fn from_squared(kind: Score, mut squared: Vec<f32>, exponent: i32) -> Result<Self, Error> {
+        if !(-EXPONENTS..=EXPONENTS).contains(&exponent) {
+            return Err(Error::ScoreExponent { exponent });
+        }
+        // Not so for a NaN, which compares as false.
+        let bad = squared.iter().position(|&squared| !(squared >= 0.0));
+        if let Some(pair) = bad {
+            let squared = squared[pair];
+            return Err(Error::SquaredScore { pair, squared });
+        }
+        squared.iter_mut().for_each(|squared| *squared += 0.0);
+        Ok(Self {
             kind,
             squared,
             exponent,
-        }
+        })
     }
 
     /// Scaled squared score of each pair, `[tokens * top_k]`; 0 where masked.
@@ -61,7 +82,7 @@ impl Scores {
 /// # Errors
 ///
 /// [`Error::MissingNorms`], [`Error::Length`], [`Error::NanScore`] (a factor is NaN, or one is infinite and another zero),
-/// [`Error::Exchange`]; [`Error::Elsewhere`] on the ranks that have no error of their own when another has.
+/// [`Error::Norm`], [`Error::Exchange`]; [`Error::Elsewhere`] on the ranks that have no error of their own when another has.
 pub fn score<E: Exchange>(
     kind: Score,
     pairs: &Pairs<'_>,
@@ -112,6 +133,8 @@ struct Factors<'a> {
     gate: Option<&'a [f32]>,
     dy: Option<&'a [SquaredNorm]>,
     rows: Option<&'a [SquaredNorm]>,
+    /// The rows that `rows` are norms of.
+    row: Option<Row>,
     /// Whether `rows` has a norm per token, not per pair.
     per_token: bool,
 }
@@ -143,8 +166,24 @@ impl<'a> Factors<'a> {
             gate: kind.has_gate().then(|| pairs.gate_weights()),
             dy: norms(kind.has_dy().then_some("dy"), dy, pairs.tokens())?,
             rows: norms(row.map(Row::name), rows, count)?,
+            row,
             per_token,
         })
+    }
+
+    /// Checks the norms of dy and of the row of a pair.
+    fn check_norms(&self, pair: usize, dy: SquaredNorm, row: SquaredNorm) -> Result<(), Error> {
+        for (what, norm) in [("dy", dy), (self.row.map_or("", Row::name), row)] {
+            if !norm.is_of_a_row() {
+                return Err(Error::Norm {
+                    what,
+                    pair: self.pairs.global(pair),
+                    significand: norm.significand,
+                    scale: norm.scale,
+                });
+            }
+        }
+        Ok(())
     }
 
     fn row(&self, token: usize, pair: usize) -> Option<SquaredNorm> {
@@ -156,7 +195,8 @@ impl<'a> Factors<'a> {
         (CHUNK / self.pairs.top_k()).max(1)
     }
 
-    /// Largest scales of the finite norms of dy and of rows that unmasked pairs use; an error for the first pair whose score is NaN.
+    /// Largest scales of the finite norms of dy and of rows that unmasked pairs use; an error for the first pair whose score is NaN or whose
+    /// norms are none.
     fn largest_scales(&self) -> Result<[u32; 2], Error> {
         let step = self.tokens_per_task();
         // In the order of the pairs, so that the first error stays.
@@ -187,6 +227,7 @@ impl<'a> Factors<'a> {
                     continue;
                 };
                 let row = self.row(token, pair).unwrap_or(ONE);
+                self.check_norms(pair, dy, row)?;
                 let gate = self.gate.map_or(1.0, |gate| gate[pair]);
                 if (gate_class(gate) * norm_class(dy) * norm_class(row)).is_nan() {
                     return Err(Error::NanScore {
@@ -248,8 +289,8 @@ const ONE: SquaredNorm = SquaredNorm {
 /// 0, 1, infinity or NaN: what a norm does to the kind of a product.
 fn norm_class(norm: SquaredNorm) -> f32 {
     match norm.scale {
-        0 => 0.0,
         NOT_FINITE => norm.significand,
+        _ if norm.significand == 0.0 => 0.0,
         _ => 1.0,
     }
 }

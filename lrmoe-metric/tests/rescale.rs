@@ -94,7 +94,7 @@ fn extreme_scores_have_a_mass() {
     let (ids, gates) = (Array2::zeros((4, 1)), Array2::ones((4, 1)));
     let pairs = Pairs::new(ids.view(), gates.view(), 1, 0).unwrap();
     let factor = |squared: [f32; 4]| {
-        let scores = Scores::from_squared(Score::Gate, squared.to_vec(), 0);
+        let scores = Scores::from_squared(Score::Gate, squared.to_vec(), 0).unwrap();
         let mut kept = select(Method::Top, &pairs, &scores, &[1], DRAW, &mut Solo).unwrap();
         rescale(Rescale::Mass, &pairs, &scores, &mut kept, &mut Solo).unwrap();
         kept.weights[0]

@@ -115,6 +115,9 @@ pub(crate) fn rows_within(
 ) -> u64 {
     let flop = backward_flop(shape, stash);
     let launches = f64::from(instances) * cluster.launch_seconds;
+    if flop == 0.0 {
+        return if launches > seconds { 0 } else { u64::MAX };
+    }
     // Rounding may take the quotient past the last row that fits.
     let rows = ((seconds - launches) * cluster.flops / flop) as u64;
     let late = gemm_seconds(cluster, instances, rows, flop) > seconds;

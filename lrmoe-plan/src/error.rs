@@ -10,6 +10,12 @@ pub enum Error {
     /// A layer without experts.
     #[error("there are no experts")]
     NoExperts,
+    /// More experts than ids.
+    #[error("{experts} experts are more than the {} ids", 1_u64 << 32)]
+    TooManyExperts {
+        /// Number of experts.
+        experts: usize,
+    },
     /// A node that holds no ranks.
     #[error("a node holds 0 ranks")]
     NoRanksPerNode,

@@ -14,7 +14,7 @@ pub struct Loads {
 }
 
 impl Loads {
-    /// Takes the counts `[ranks, experts]`.
+    /// Takes the counts `[ranks, experts]`, in any layout.
     ///
     /// # Errors
     ///
@@ -38,7 +38,7 @@ impl Loads {
             }
         }
         Ok(Self {
-            counts,
+            counts: counts.as_standard_layout().into_owned(),
             before,
             per_expert,
             total,
@@ -55,7 +55,7 @@ impl Loads {
         self.counts.ncols()
     }
 
-    /// Pairs by source rank and expert, `[ranks, experts]`.
+    /// Pairs by source rank and expert, `[ranks, experts]`, in standard layout.
     pub fn counts(&self) -> ArrayView2<'_, u32> {
         self.counts.view()
     }

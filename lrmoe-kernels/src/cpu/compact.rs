@@ -87,7 +87,7 @@ impl CompactRows for Cpu {
         if width == 0 || index.index.is_empty() {
             return Ok(());
         }
-        put_rows(rows, width, (&index.index, &places.index), out);
+        put_rows(rows, width, (&index.index, &places.index), 0, out);
         Ok(())
     }
 
@@ -221,36 +221,28 @@ impl CompactRows for Cpu {
     }
 }
 
-/// Copies rows to places that ascend, by parts of the output that tasks have to themselves.
+/// Copies rows to places that ascend, in halves down to what a task takes; `out` begins with place `first`.
 fn put_rows<T: Element>(
     rows: &[T],
     width: usize,
     (index, places): (&[u32], &[u32]),
+    first: u32,
     out: &mut [T],
 ) {
-    let per_task = (TASK_BYTES / (width * size_of::<T>())).max(1);
-    let (mut rest, mut first) = (out, 0);
-    let tasks = index.chunks(per_task).zip(places.chunks(per_task));
-    let tasks = tasks.map(|(index, places)| {
-        let end = places[places.len() - 1] as usize + 1;
-        let part = rest.split_off_mut(..(end - first) * width);
-        let start = std::mem::replace(&mut first, end);
-        (
-            index,
-            places,
-            start,
-            part.expect("places are those of the output"),
-        )
-    });
-    let tasks: Vec<_> = tasks.collect();
-    tasks
-        .into_par_iter()
-        .for_each(|(index, places, start, part)| {
-            for (&row, &place) in index.iter().zip(places) {
-                let to = &mut part[(place as usize - start) * width..][..width];
-                to.copy_from_slice(&rows[row as usize * width..][..width]);
-            }
-        });
+    if index.len() * width * size_of::<T>() <= TASK_BYTES || index.len() == 1 {
+        for (&row, &place) in index.iter().zip(places) {
+            let to = &mut out[(place - first) as usize * width..][..width];
+            to.copy_from_slice(&rows[row as usize * width..][..width]);
+        }
+        return;
+    }
+    let half = index.len() / 2;
+    let ((index, later_index), (places, later)) = (index.split_at(half), places.split_at(half));
+    let (out, later_out) = out.split_at_mut((later[0] - first) as usize * width);
+    rayon::join(
+        || put_rows(rows, width, (index, places), first, out),
+        || put_rows(rows, width, (later_index, later), later[0], later_out),
+    );
 }
 
 /// Length of the order in which the places of an index are filled: none if it is their own, or few rows are named twice.

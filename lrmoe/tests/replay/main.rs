@@ -106,7 +106,7 @@ fn write(path: &Path, first_step: u32, top_k: usize, steps: &[(Array3<u32>, Opti
         ranks,
         experts,
         top_k: Some(top_k),
-        tokens_per_rank: Some(pairs / top_k),
+        tokens_per_rank: Some(pairs / top_k).filter(|tokens| *tokens > 0),
         first_step,
         ..TraceSettings::default()
     };

@@ -182,7 +182,10 @@ fn targets_are_losses_of_the_ceiling() {
         "{text}"
     );
     assert!(text.contains("| dropless (ceiling)"), "{text}");
-    assert!(text.contains("modelled (8xA100)") && text.contains("| glm-4.5-air"));
+    assert!(
+        text.contains("modelled (8xA100)") && text.contains(" glm-4.5-air "),
+        "{text}"
+    );
     let page = page(&report).expect("a page");
     assert_eq!(page.matches("<svg").count(), 3, "{page}");
     assert!(page.contains("Policies: loss against modelled time") && !page.contains("http://"));

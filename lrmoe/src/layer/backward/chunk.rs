@@ -1,7 +1,7 @@
 //! One chunk at a time, or three at different stages, in the backward pass.
 
 use lrmoe_comm::Collective;
-use lrmoe_kernels::RowBuffers;
+use lrmoe_kernels::{Memory, RowBuffers};
 use lrmoe_metric::Pairs;
 
 use super::Written;
@@ -17,6 +17,13 @@ use crate::layer::pass::Pass;
 use crate::layer::stats::Stage;
 use crate::layer::traffic::Way;
 use crate::policy::DxWeight;
+
+/// What a chunk's computation takes from and adds to: inputs, rows that stay at their instances if there are any, dx.
+type Around<'a, B, T> = (
+    &'a Inputs<'a, B, T>,
+    Option<&'a mut InstanceRows<B, T>>,
+    &'a mut <B as Memory>::Buffer<T>,
+);
 
 /// What the backward pass goes by.
 pub(in crate::layer) struct Inputs<'a, B: Backend<T>, T: LayerElement> {
@@ -87,11 +94,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         [next, last]: [Option<&Chunk>; 2],
         (chunk, accumulate): (&Chunk, &[bool]),
         experts: &mut Experts<B, T>,
-        (inputs, mut stays, dx): (
-            &Inputs<'_, B, T>,
-            Option<&mut InstanceRows<B, T>>,
-            &mut B::Buffer<T>,
-        ),
+        (inputs, mut stays, dx): Around<'_, B, T>,
     ) -> Result<(), Error> {
         let (backend, width) = (pass.backend, inputs.width);
         let mut legs = std::mem::take(&mut self.legs);

@@ -10,7 +10,7 @@ use crate::layer::dispatch::{Chunk, Dispatch};
 use crate::layer::early::Left;
 use crate::layer::element::LayerElement;
 use crate::layer::experts::Experts;
-use crate::layer::instances::{InstanceRows, Keeping};
+use crate::layer::instances::Keeping;
 use crate::layer::line::Step;
 use crate::layer::pass::{Pass, on_host};
 use crate::layer::stash::PairStash;
@@ -44,7 +44,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
                 self.legs[0].bring(pass, chunk, x, &self.index, &mut self.x)
             }
             Step::Compute { chunk, next, last } => {
-                let left = (kept, instances, y);
+                let left = ((kept, instances), y);
                 self.compute_forward(pass, dispatch, [next, last], chunk, inputs, left)
             }
             Step::GiveBack(chunk) => self.give_outputs(pass, (dispatch, chunk), inputs, kept, y),
@@ -70,11 +70,7 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         [next, last]: [Option<&Chunk>; 2],
         chunk: &Chunk,
         inputs: &Inputs<'_, B, T>,
-        (kept, instances, y): (
-            &mut PairStash<B, T>,
-            &mut InstanceRows<B, T>,
-            &mut B::Buffer<T>,
-        ),
+        ((kept, instances), y): (Left<'_, B, T>, &mut B::Buffer<T>),
     ) -> Result<(), Error> {
         let (backend, experts) = (pass.backend, inputs.experts);
         let width = experts.shape().width;
