@@ -21,6 +21,9 @@ fn pairs_are_flat_and_counted() {
     assert_eq!(pairs.expert_ids(), [1, 0, -1, 1, -1, -1]);
     assert_eq!(pairs.gate_weights(), [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]);
     assert_eq!(pairs.loads(), [1, 2, 0]);
+    let (ids, gates) = (Array2::zeros((0, 2)), Array2::zeros((0, 2)));
+    let none = Pairs::new(ids.view(), gates.view(), 3, 40).unwrap();
+    assert_eq!((none.tokens(), none.len(), none.is_empty()), (0, 0, true));
 }
 
 #[test]
@@ -56,6 +59,20 @@ fn the_first_bad_token_is_named() {
         ),
         "{first}"
     );
+}
+
+/// A number of slots that does not divide the pairs of a parallel task.
+#[test]
+fn a_bad_token_is_found_in_any_part() {
+    for token in [0, 5460, 5461, 5462, 60_000, 99_999] {
+        let mut ids = Array2::from_shape_fn((100_000, 3), |(_, slot)| slot as i32);
+        ids[[token, 2]] = 3;
+        let found = error(&ids, 3);
+        assert!(
+            matches!(found, Error::ExpertId { token: at, slot: 2, .. } if at == token),
+            "{found}, expected token {token}"
+        );
+    }
 }
 
 #[test]

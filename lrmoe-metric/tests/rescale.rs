@@ -104,6 +104,7 @@ fn extreme_scores_have_a_mass() {
     assert_eq!(factor([2e-38; 4]), 4.0);
     assert_eq!(factor([4.0, 1.0, 1.0, 0.0]), 2.0);
     assert_eq!(factor([f32::INFINITY, 1.0, 1.0, 0.0]), 1.0);
+    assert_eq!(factor([f32::INFINITY, f32::INFINITY, 1.0, 0.0]), 1.0);
     assert_eq!(factor([0.0; 4]), 1.0);
 }
 
@@ -177,6 +178,34 @@ fn recalibration_divides_by_a_power_of_the_sum() {
     let seen = profile(2, &[(0, 120, 1.0), (1, 118, 1.0)]);
     let quarter = profile(2, &[(0, 120, 1.0), (1, 118, 0.5), (1, 119, 0.5)]);
     assert_eq!(seen.recalibrated(&[8, 8], 0.25).unwrap(), quarter);
+}
+
+/// By the load of the step and the mean of what was observed, however much that was.
+#[test]
+fn recalibration_goes_by_the_mean_score() {
+    let seen = profile(2, &[(0, 120, 4.0), (1, 116, 1.0)]);
+    let alike = profile(2, &[(0, 120, 4.0), (1, 120, 1.0)]);
+    assert_eq!(seen.recalibrated(&[8, 8], 1.0).unwrap(), alike);
+}
+
+#[test]
+fn recalibration_moves_all_but_zeros_and_infinities() {
+    // The loads differ by a factor of four, which is four buckets.
+    let of = |expert| [0, 118, 253, 254, 255].map(|bucket| (expert, bucket, 1.0));
+    let seen = profile(2, &[of(0), of(1)].concat());
+    let moved = |alpha, of_1: &[(usize, usize, f32)]| {
+        let expected = profile(2, &[&of(0)[..], of_1].concat());
+        assert_eq!(seen.recalibrated(&[8, 2], alpha).unwrap(), expected);
+    };
+    moved(
+        1.0,
+        &[(1, 0, 1.0), (1, 122, 1.0), (1, 254, 2.0), (1, 255, 1.0)],
+    );
+    let parts = [(1, 0, 1.0), (1, 120, 0.75), (1, 121, 0.25)];
+    moved(
+        0.5625,
+        &[&parts[..], &[(1, 254, 2.0), (1, 255, 1.0)]].concat(),
+    );
 }
 
 #[test]

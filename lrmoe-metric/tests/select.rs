@@ -120,6 +120,11 @@ fn random_samples_uniformly() {
         (400..600).contains(&low),
         "{low} of 1000 from the lower half"
     );
+    // Priority keeps the smallest u, top the largest: with all others left to priority, they meet in a tie of 1/u at most.
+    let others = select(Method::Priority, &pairs, &scores, &[3000], DRAW, &mut Solo).unwrap();
+    let both = top.pairs.iter().filter(|pair| others.pairs.contains(pair));
+    let both = both.count();
+    assert!(both <= 2, "{both} pairs are kept for large and for small u");
     let other = select(
         Method::Top,
         &pairs,
@@ -309,7 +314,7 @@ fn memory_that_is_kept_changes_nothing() {
 #[test]
 fn early_orders_are_those_of_the_keys() {
     let pairs = 400;
-    // Norms over many scales, some equal, some zero.
+    // Norms over many scales, some equal, some zero, as some gate weights are.
     let h: Vec<_> = (0..pairs)
         .map(|pair| match pair % 7 {
             0 => SquaredNorm::of(&[0.0]),
@@ -317,7 +322,7 @@ fn early_orders_are_those_of_the_keys() {
             _ => SquaredNorm::of(&[(pair as f32 - 170.0) * 2_f32.powi(pair % 40 - 20), 1e-3]),
         })
         .collect();
-    let gates = Array2::from_shape_fn((pairs as usize, 1), |(pair, _)| 0.1 + (pair % 11) as f32);
+    let gates = Array2::from_shape_fn((pairs as usize, 1), |(pair, _)| (pair % 11) as f32);
     let ids = Array2::zeros(gates.dim());
     let pairs = Pairs::new(ids.view(), gates.view(), 1, 5).unwrap();
     let scores = score(Score::Forward, &pairs, None, Some(&h), &mut Solo).unwrap();

@@ -8,6 +8,7 @@ fn presets_by_name() {
         assert_eq!(spec.name, name);
         assert_eq!(&ModelSpec::preset(name).unwrap(), spec);
         assert!(spec.top_k <= spec.experts);
+        assert_eq!(spec.shared_experts, usize::from(name == "glm-4.5-air"));
     }
     let error = ModelSpec::preset("gpt").unwrap_err();
     assert!(matches!(error, Error::UnknownName { what: "model", .. }));

@@ -110,16 +110,21 @@ fn unseen_experts_take_the_pooled_histogram() {
     let profile = Profile::from_counts(3, counts).unwrap();
     let loads = Loads::new(array![[10, 10, 10]]).unwrap();
     let placement = Placement::new(3, vec![vec![0, 1, 2]]).unwrap();
-    let q = quotas(&QuotaRequest {
-        loads: &loads,
-        placement: &placement,
-        capacities: &[100],
-        retention: 0.5,
-        policy: QuotaPolicy::Value,
-        profile: Some(&profile),
-        floor: 0,
-    });
-    assert_eq!(q.unwrap().as_slice(), [10, 0, 5]);
+    let by = |policy| {
+        let q = quotas(&QuotaRequest {
+            loads: &loads,
+            placement: &placement,
+            capacities: &[100],
+            retention: 0.5,
+            policy,
+            profile: Some(&profile),
+            floor: 0,
+        });
+        q.unwrap().as_slice().to_vec()
+    };
+    assert_eq!(by(QuotaPolicy::Value), [10, 0, 5]);
+    // Mean squares of 1024, 1 and (1024 + 1) / 2: roots of 32, 1 and 22.6, which share 15 as 8.63, 0.27 and 6.10.
+    assert_eq!(by(QuotaPolicy::Neyman), [9, 0, 6]);
 }
 
 #[test]
