@@ -99,7 +99,7 @@ fn numbers_that_are_none() {
     let good = clean
         .forward(&mut Solo, batch.x.view(), ids, p, Some(1))
         .expect("forward");
-    let first = |pair| {
+    let first = |pair: usize| {
         let expert = batch.expert_ids[[pair / 2, pair % 2]] as usize;
         Err(Error::Metric(MetricError::NanScore {
             pair: pair as u64,
