@@ -22,7 +22,8 @@ const SUFFIX: &str = ".part";
 /// `Error::Io` with the path; what was there before is then as it was.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let written = temporary_beside(path).and_then(|mut file| {
-        file.write_all(bytes)?;
+        // Of the file itself, whose errors do not name the temporary path.
+        file.as_file_mut().write_all(bytes)?;
         persist(file, path)
     });
     written.map_err(Error::io(path))
