@@ -25,7 +25,7 @@ use lrmoe::policy::{Policy, Selecting};
 use lrmoe_comm::Solo;
 use lrmoe_metric::{Method, Score};
 use lrmoe_plan::Stash;
-use ndarray::{Array2, s};
+use ndarray::{Array2, Axis};
 
 use super::Candidate;
 use super::common::{Batch, Stepped, lrmoe, split, steps, steps_on};
@@ -374,11 +374,12 @@ fn order_within_an_expert_is_deterministic<B: Backend + Clone + Sync>(backend: &
         }
     }
     // Another order would show.
+    let last_first: Vec<usize> = (0..200).rev().collect();
     let turned = Batch {
-        x: batch.x.slice(s![..;-1, ..]).to_owned(),
-        dy: batch.dy.slice(s![..;-1, ..]).to_owned(),
-        expert_ids: batch.expert_ids.slice(s![..;-1, ..]).to_owned(),
-        gate_weights: batch.gate_weights.slice(s![..;-1, ..]).to_owned(),
+        x: batch.x.select(Axis(0), &last_first),
+        dy: batch.dy.select(Axis(0), &last_first),
+        expert_ids: batch.expert_ids.select(Axis(0), &last_first),
+        gate_weights: batch.gate_weights.select(Axis(0), &last_first),
         ..batch.clone()
     };
     let [one, other] = [&batch, &turned].map(|batch| {
