@@ -43,8 +43,9 @@ impl Scores {
         if !(-EXPONENTS..=EXPONENTS).contains(&exponent) {
             return Err(Error::ScoreExponent { exponent });
         }
-        // Not so for a NaN, which compares as false.
-        let bad = squared.iter().position(|&squared| !(squared >= 0.0));
+        let bad = squared
+            .iter()
+            .position(|&squared| squared.is_nan() || squared < 0.0);
         if let Some(pair) = bad {
             let squared = squared[pair];
             return Err(Error::SquaredScore { pair, squared });

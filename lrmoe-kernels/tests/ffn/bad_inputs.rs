@@ -234,7 +234,8 @@ fn numbers_that_are_none() {
     let p = problem();
     let good = p.run(&mut poisoned(&p));
     let bad = 1;
-    let changes: [(&str, fn(&mut Problem, f32)); 4] = [
+    type Change = (&'static str, fn(&mut Problem, f32));
+    let changes: [Change; 4] = [
         ("x", |p, value| p.x[[1, 2]] = value),
         ("dy", |p, value| p.dy[[1, 2]] = value),
         ("gate weight", |p, value| p.p[1] = value),

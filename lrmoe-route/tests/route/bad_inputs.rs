@@ -123,7 +123,8 @@ fn ids_at_the_ends_of_their_types() {
         expected: 1,
         got: 0,
     });
-    let cases: [(usize, &[i32], &[u32], Result<Vec<u32>, Error>); 7] = [
+    type Case<'a> = (usize, &'a [i32], &'a [u32], Result<Vec<u32>, Error>);
+    let cases: [Case<'_>; 7] = [
         (0, &[i32::MIN], &[0], expert(i32::MIN)),
         (0, &[i32::MAX], &[0], expert(i32::MAX)),
         (0, &[-1], &[0], expert(-1)),

@@ -62,7 +62,8 @@ fn budgets() {
             smallest: HELD,
         })
     };
-    let cases: [(&str, u64, &dyn Fn() -> Result<u32, Error>); 6] = [
+    type Call<'a> = (&'a str, u64, &'a dyn Fn() -> Result<u32, Error>);
+    let cases: [Call<'_>; 6] = [
         ("nothing", 0, &|| small(0)),
         ("a byte short", HELD - 1, &|| small(HELD - 1)),
         ("no row to retain", HELD, &|| Ok(0)),
