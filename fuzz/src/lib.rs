@@ -10,7 +10,7 @@
 // The checker of the plan's own tests, and its oracle.
 #[path = "../../lrmoe-plan/tests/plan/checker.rs"]
 mod checker;
-#[allow(dead_code)]
+#[allow(dead_code, reason = "what the plan's own tests need of it")]
 #[path = "../../lrmoe-plan/tests/plan/oracle.rs"]
 mod oracle;
 
