@@ -237,6 +237,26 @@ pub(crate) fn check_index(index: &[u32], rows: usize) -> Result<(), Error> {
     })
 }
 
+/// Checks that places on the host ascend.
+pub(crate) fn check_order(places: &[u32]) -> Result<(), Error> {
+    match first_descent(places) {
+        Some((position, [before, place])) => Err(Error::PlaceOrder {
+            position,
+            place,
+            before,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// The first number that is not above the one before it: its position, and both.
+pub(crate) fn first_descent(numbers: &[u32]) -> Option<(usize, [u32; 2])> {
+    let mut pairs = numbers.array_windows().zip(1..);
+    pairs.find_map(|(&[before, number], position)| {
+        (number <= before).then_some((position, [before, number]))
+    })
+}
+
 /// Checks the sizes of [`CompactRows::put`].
 pub(crate) fn check_put<B: Memory, T: Element>(
     rows: &B::Buffer<T>,

@@ -93,6 +93,16 @@ pub enum Error {
         /// The place before.
         before: u32,
     },
+    /// Numbers of chosen rows that do not ascend.
+    #[error("chosen row {position} is row {row}, which is not above {before}, the one before it")]
+    RowOrder {
+        /// Where it stands.
+        position: usize,
+        /// Its number.
+        row: u32,
+        /// The number before.
+        before: u32,
+    },
     /// Scores or selections that [`lrmoe_metric`] refuses.
     #[error(transparent)]
     Metric(#[from] lrmoe_metric::Error),

@@ -3,7 +3,7 @@ use std::{fmt, ops::Range};
 use lrmoe_metric::SquaredNorm;
 
 use crate::{
-    Element, Error, FfnElement, FfnShape, HiddenSums, Memory,
+    CompactRows, Element, Error, FfnElement, FfnShape, HiddenSums, Memory, RowIndex,
     error::check_length,
     ffn::{check_gate, check_offsets},
 };
@@ -116,6 +116,39 @@ pub trait ComputeExperts<T: FfnElement = f32>: Memory {
         h_norms: Option<&mut Self::Buffer<SquaredNorm>>,
         kept: Option<&mut PreActivationBuffers<Self, T>>,
     ) -> Result<(), Error>;
+
+    /// As [`forward`](Self::forward), but of the pre-activations only those of chosen rows go to `kept`, from row `index[i]` to row `places[i]`; its
+    /// other rows stay as they are. Both ascend. Backends that write those of all rows first, as this default does, have room for them in `all`.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward), and as [`CompactRows::put`] of gate and up; where the host has the rows, [`Error::RowOrder`] if they do not
+    /// ascend.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "inputs and outputs keep their own lifetimes"
+    )]
+    fn forward_chosen(
+        &self,
+        shape: &FfnShape,
+        weights: &ExpertBuffers<Self, T>,
+        offsets: &[usize],
+        x: &Self::Buffer<T>,
+        scratch: &mut Self::Scratch,
+        out: &mut Self::Buffer<T>,
+        h_norms: Option<&mut Self::Buffer<SquaredNorm>>,
+        index_and_places: [&RowIndex<Self>; 2],
+        [all, kept]: [&mut PreActivationBuffers<Self, T>; 2],
+    ) -> Result<(), Error>
+    where
+        Self: CompactRows + Sized,
+    {
+        self.forward(shape, weights, offsets, x, scratch, out, h_norms, Some(all))?;
+        if shape.activation.is_gated() {
+            self.put(&all.gate, shape.hidden, index_and_places, &mut kept.gate)?;
+        }
+        self.put(&all.up, shape.hidden, index_and_places, &mut kept.up)
+    }
 
     /// Writes `dx` `[rows, D]`, `dp` `[rows]` and the weight gradients of all instances, zeros where one has no rows; or adds to the gradients of
     /// the instances for which `accumulate` `[instances]` says so, which must have been written before.

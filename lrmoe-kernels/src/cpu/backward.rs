@@ -8,7 +8,7 @@ use super::{
     forward::project,
     isa::{Isa, vectorised},
     kernel::LANES,
-    pack::{columns_to_rows, padded, rows_to_columns, rows_to_panels, words},
+    pack::{RowStores, columns_to_rows, padded, rows_to_columns, rows_to_panels, words},
     product::{Left, packed_words, rows_times_weights},
     sums::{add_columns, numbers},
     tile::{Columns, FEATURES, ROWS, UNIT, blocks, cut, share, take, tile_rows, tiles},
@@ -329,13 +329,20 @@ fn differentiate<T: Storage>(
         lanes,
         count,
         &mut tile.hidden[from * hidden + first..],
-        hidden,
+        RowStores::ordinary(hidden),
     );
     let gated = experts.pre_activations() > 1;
     let matrices = [gated.then_some(gate), Some(up)];
     for (part, columns) in matrices.into_iter().flatten().enumerate() {
         let to = &mut left.rows[from * left.stride + part * left.part + first..];
-        columns_to_rows(isa, columns, lanes, count, to, left.stride);
+        columns_to_rows(
+            isa,
+            columns,
+            lanes,
+            count,
+            to,
+            RowStores::ordinary(left.stride),
+        );
         let kept = rows.next_multiple_of(UNIT);
         let pre = &mut tile.pre[(part * hidden + first) * kept..];
         keep_columns(isa, columns, lanes, &w, pre, kept, from);

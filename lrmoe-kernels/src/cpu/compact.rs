@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     CompactRows, Element, Error, FfnElement, Memory, PairRows, RowIndex,
-    compact::{NO_ROW, check_index, check_put, grouping_tables},
+    compact::{NO_ROW, check_index, check_order, check_put, grouping_tables},
     error::check_length,
 };
 
@@ -76,14 +76,7 @@ impl CompactRows for Cpu {
         out: &mut HostBuffer<T>,
     ) -> Result<(), Error> {
         check_put::<Self, T>(rows, width, [index, places], out)?;
-        let mut each = places.index.windows(2).enumerate();
-        if let Some((before, pair)) = each.find(|(_, pair)| pair[1] <= pair[0]) {
-            return Err(Error::PlaceOrder {
-                position: before + 1,
-                place: pair[1],
-                before: pair[0],
-            });
-        }
+        check_order(&places.index)?;
         if width == 0 || index.index.is_empty() {
             return Ok(());
         }

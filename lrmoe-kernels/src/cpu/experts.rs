@@ -1,11 +1,21 @@
 use lrmoe_metric::SquaredNorm;
 use ndarray::{ArrayView3, ArrayViewMut3};
 
-use super::{Cpu, HostBuffer, Workspace, gradient_norms::gradient_norms, rows, rows_mut};
+use super::{
+    Cpu, HostBuffer, Workspace,
+    forward::{Outputs, Stash, forward},
+    gradient_norms::gradient_norms,
+    pack::RowPlaces,
+    rows, rows_mut,
+};
 use crate::{
     BackwardRows, ComputeExperts, Error, ExpertBuffers, ExpertFfn, FfnElement, FfnShape,
     HiddenSums, Memory, PreActivationBuffers, PreActivations, PreActivationsMut, RowBuffers,
-    StashFfn, WeightGradients, Weights, experts::Groups, ffn::Experts,
+    RowIndex, StashFfn, WeightGradients, Weights,
+    compact::{check_order, first_descent},
+    error::check_length,
+    experts::Groups,
+    ffn::Experts,
 };
 
 impl<T: FfnElement> ComputeExperts<T> for Cpu {
@@ -57,6 +67,63 @@ impl<T: FfnElement> ComputeExperts<T> for Cpu {
             up: rows_mut("up pre-activations", up, of_hidden)?,
         };
         self.forward_stash(shape, &weights, offsets, x, scratch, out, h_norms, kept)
+    }
+
+    fn forward_chosen(
+        &self,
+        shape: &FfnShape,
+        weights: &ExpertBuffers<Self, T>,
+        offsets: &[usize],
+        x: &HostBuffer<T>,
+        scratch: &mut Workspace,
+        out: &mut HostBuffer<T>,
+        mut h_norms: Option<&mut HostBuffer<SquaredNorm>>,
+        [index, places]: [&RowIndex<Self>; 2],
+        [_, kept]: [&mut PreActivationBuffers<Self, T>; 2],
+    ) -> Result<(), Error> {
+        let groups = Groups::new(shape, weights, offsets, x)?;
+        check_length("rows of the index", index.rows, groups.rows())?;
+        check_length("places", places.index.len(), index.index.len())?;
+        let hidden = places.rows.saturating_mul(shape.hidden);
+        let of_gate = if shape.activation.is_gated() {
+            hidden
+        } else {
+            0
+        };
+        check_length("gate pre-activations", kept.gate.len(), of_gate)?;
+        check_length("up pre-activations", kept.up.len(), hidden)?;
+        if let Some((position, [before, row])) = first_descent(&index.index) {
+            return Err(Error::RowOrder {
+                position,
+                row,
+                before,
+            });
+        }
+        check_order(&places.index)?;
+        let of_rows = [groups.rows(), shape.width];
+        self.resize(out, of_rows[0] * of_rows[1])?;
+        if let Some(norms) = &mut h_norms {
+            self.resize(norms, groups.rows())?;
+        }
+        let (weights, x) = (views(&groups, weights)?, rows("x", x, of_rows)?);
+        let experts = Experts::new(shape, &weights, offsets, &x)?;
+        let PreActivationBuffers { gate, up } = kept;
+        let outputs = Outputs {
+            out: rows_mut("out", out, of_rows)?,
+            h_norms: h_norms.map(|norms| &mut **norms),
+            stash: Some(Stash {
+                matrices: [
+                    shape.activation.is_gated().then_some(&mut **gate),
+                    Some(&mut **up),
+                ],
+                chosen: Some(RowPlaces {
+                    rows: &index.index,
+                    places: &places.index,
+                    before: 0,
+                }),
+            }),
+        };
+        forward(&experts, x, scratch, outputs)
     }
 
     fn backward(

@@ -7,8 +7,11 @@ use super::{
     Workspace,
     element::Storage,
     isa::{Isa, vectorised},
-    pack::{columns_to_rows, padded, rows_to_panels, words},
+    pack::{
+        RowPlaces, RowStores, columns_to_places, columns_to_rows, padded, rows_to_panels, words,
+    },
     product::{Right, packed_words, weights_times_columns},
+    stream,
     sums::{add_columns, lane_weights, numbers},
     tile::{FEATURES, blocks, cut, share, take, tile_rows, tiles},
 };
@@ -21,8 +24,70 @@ pub(super) struct Outputs<'a, T> {
     pub(super) out: ArrayViewMut2<'a, T>,
     /// `[rows]`, where asked for.
     pub(super) h_norms: Option<&'a mut [SquaredNorm]>,
-    /// Pre-activations of gate and up, `[rows, F]` each, where asked for.
-    pub(super) stash: Option<[Option<ArrayViewMut2<'a, T>>; 2]>,
+    /// Pre-activations, where asked for.
+    pub(super) stash: Option<Stash<'a, T>>,
+}
+
+/// Where pre-activations are kept.
+#[derive(Debug)]
+pub(super) struct Stash<'a, T> {
+    /// Of gate and up, `[rows, F]`.
+    pub(super) matrices: [Option<&'a mut [T]>; 2],
+    /// The rows that are kept, of all.
+    pub(super) chosen: Option<RowPlaces<'a>>,
+}
+
+impl<'a, T> Stash<'a, T> {
+    /// Splits off what belongs to some rows; those before them have been.
+    fn split(&mut self, rows: Range<usize>, hidden: usize) -> Self {
+        let mut places = rows.len();
+        let chosen = self.chosen.as_mut().map(|all| {
+            let mine = all.within(rows);
+            let end = mine
+                .places
+                .last()
+                .map_or(all.before, |last| *last as usize + 1);
+            places = end - std::mem::replace(&mut all.before, end);
+            mine
+        });
+        let part =
+            |all: &mut Option<&'a mut [T]>| all.as_mut().map(|all| split(all, places * hidden));
+        Self {
+            matrices: self.matrices.each_mut().map(part),
+            chosen,
+        }
+    }
+
+    /// Writes `count` rows, given as columns of gate and up from feature `feature` on. The first is row `rows[0]` of all, and `rows[1]` of those that
+    /// were split off.
+    fn write(
+        &mut self,
+        isa: Isa,
+        columns: [&[f32]; 2],
+        (lanes, count): (usize, usize),
+        rows: [usize; 2],
+        (feature, hidden): (usize, usize),
+    ) where
+        T: Storage,
+    {
+        let [first, here] = rows;
+        for (columns, rows) in columns.into_iter().zip(self.matrices.iter_mut()) {
+            let Some(rows) = rows else { continue };
+            match self.chosen {
+                None => {
+                    let rows = &mut rows[here * hidden + feature..];
+                    let stores = RowStores::streamed(hidden, columns.len() / lanes, rows);
+                    columns_to_rows(isa, columns, lanes, count, rows, stores);
+                }
+                Some(chosen) => {
+                    let mine = chosen.within(first..first + count);
+                    let rows = rows.get_mut(feature..).unwrap_or_default();
+                    let stores = RowStores::ordinary(hidden);
+                    columns_to_places(isa, columns, lanes, first, mine, rows, stores);
+                }
+            }
+        }
+    }
 }
 
 pub(super) fn forward<T: Storage>(
@@ -36,9 +101,7 @@ pub(super) fn forward<T: Storage>(
     let x = x.to_slice().expect("checked layout");
     let mut out = outputs.out.into_slice().expect("checked layout");
     let mut h_norms = outputs.h_norms;
-    let mut stash = outputs.stash.map(|matrices| {
-        matrices.map(|rows| rows.map(|rows| rows.into_slice().expect("checked layout")))
-    });
+    let mut stash = outputs.stash;
     let height = tile_rows(experts);
     let mut sums = workspace.sums.take();
     let mut tile_sums = sums.as_mut().map(|sums| sums.start(experts, height));
@@ -48,11 +111,10 @@ pub(super) fn forward<T: Storage>(
         x: &x[rows.start * width..rows.end * width],
         out: split(&mut out, rows.len() * width),
         h_norms: h_norms.as_mut().map(|norms| split(norms, rows.len())),
-        stash: stash.as_mut().map(|stash| {
-            let part =
-                |all: &mut Option<_>| all.as_mut().map(|all| split(all, rows.len() * hidden));
-            stash.each_mut().map(part)
-        }),
+        stash: stash
+            .as_mut()
+            .map(|stash| stash.split(rows.clone(), hidden)),
+        first: rows.start,
     });
     let scratch = workspace.scratch(scratch_words(experts, height))?;
     share(scratch, tiles, |scratch, tile| {
@@ -82,8 +144,9 @@ struct Tile<'a, T> {
     x: &'a [T],
     out: &'a mut [T],
     h_norms: Option<&'a mut [SquaredNorm]>,
-    /// Pre-activations of gate and up, `[rows, F]` each.
-    stash: Option<[Option<&'a mut [T]>; 2]>,
+    stash: Option<Stash<'a, T>>,
+    /// The first of its rows.
+    first: usize,
     /// Of h and its derivatives.
     sums: Option<&'a mut [f32]>,
 }
@@ -120,11 +183,9 @@ fn forward_tile<T: Storage>(
             let (panel, lanes) = (block.panel, block.panel.lanes);
             let (gate, up) = (&mut gate[block.place.clone()], &mut up[block.place]);
             let count = (rows - panel.start).min(lanes);
-            for (columns, rows) in [&*gate, &*up].into_iter().zip(stash.iter_mut().flatten()) {
-                if let Some(rows) = rows {
-                    let rows = &mut rows[panel.start * hidden + first..];
-                    columns_to_rows(isa, columns, lanes, count, rows, hidden);
-                }
+            if let Some(stash) = &mut stash {
+                let rows = [tile.first + panel.start, panel.start];
+                stash.write(isa, [gate, up], (lanes, count), rows, (first, hidden));
             }
             if let Some(sums) = &mut sums {
                 let activation = experts.shape.activation;
@@ -139,12 +200,15 @@ fn forward_tile<T: Storage>(
                     lanes,
                     count,
                     &mut h_rows[panel.start * hidden + first..],
-                    hidden,
+                    RowStores::ordinary(hidden),
                 );
             }
             let h = &mut h[panel.start * words::<T>(hidden)..];
             pack_columns::<T>(isa, up, lanes, &mut h[first / T::PER_WORD * lanes..]);
         }
+    }
+    if stash.is_some() {
+        stream::finish();
     }
     if let Some(norms) = tile.h_norms {
         for (norm, row) in norms.iter_mut().zip(h_rows.chunks_exact(hidden)) {
@@ -169,7 +233,7 @@ fn forward_tile<T: Storage>(
                 lanes,
                 (rows - from).min(lanes),
                 out,
-                width,
+                RowStores::ordinary(width),
             );
         }
     }

@@ -19,6 +19,7 @@ mod sums;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod transpose;
 mod wgrad;
 mod workspace;
 
@@ -118,7 +119,11 @@ impl<T: FfnElement> StashFfn<T> for Cpu {
         let outputs = forward::Outputs {
             out,
             h_norms,
-            stash: Some([stash.gate, Some(stash.up)]),
+            stash: Some(forward::Stash {
+                matrices: [stash.gate, Some(stash.up)]
+                    .map(|matrix| matrix.map(|rows| rows.into_slice().expect("checked layout"))),
+                chosen: None,
+            }),
         };
         forward::forward(&experts, x, workspace, outputs)
     }

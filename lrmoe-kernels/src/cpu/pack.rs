@@ -1,11 +1,13 @@
 //! How rows and columns become factors of products, and back.
 
-use std::array;
+use std::{array, ops::Range};
 
 use super::{
     element::Storage,
     isa::{Isa, vectorised},
     kernel::{LANES, VECTOR},
+    stream::{self, LINE},
+    transpose::{Square, transpose_square},
 };
 
 /// Lanes `[start, start + lanes)` of a packed factor.
@@ -99,32 +101,6 @@ fn each_of_part<A: Copy, B>(from: &[A], to: &mut [B], work: &impl Fn(A, &mut B))
     }
 }
 
-type Square = [[u32; VECTOR]; VECTOR];
-
-/// Transposes by interleaving rows that are half the height apart, as often as a row has halves: shuffles of two vectors each.
-#[inline(always)]
-fn transpose_square(square: &mut Square) {
-    let mut other = [[0; VECTOR]; VECTOR];
-    interleave(square, &mut other);
-    interleave(&other, square);
-    interleave(square, &mut other);
-    interleave(&other, square);
-}
-
-#[inline(always)]
-fn interleave(from: &Square, to: &mut Square) {
-    const HALF: usize = VECTOR / 2;
-    for i in 0..HALF {
-        let (a, b) = (&from[i], &from[HALF + i]);
-        for j in 0..HALF {
-            to[2 * i][2 * j] = a[j];
-            to[2 * i][2 * j + 1] = b[j];
-            to[2 * i + 1][2 * j] = a[HALF + j];
-            to[2 * i + 1][2 * j + 1] = b[HALF + j];
-        }
-    }
-}
-
 vectorised! {
 /// Writes `[rows, columns]` words (`stride` apart) as `[columns, rows]` (`to_stride` apart).
 pub(super) fn transpose(from: &[u32], stride: usize, rows: usize, columns: usize, to: &mut [u32], to_stride: usize) {
@@ -175,25 +151,114 @@ pub(super) fn rows_to_panels<T: Storage>(rows: &[T], features: usize, to: &mut [
 }
 }
 
+/// Rows and their places, both ascending.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowPlaces<'a> {
+    pub(super) rows: &'a [u32],
+    pub(super) places: &'a [u32],
+    /// Places that come before the first to write to.
+    pub(super) before: usize,
+}
+
+impl RowPlaces<'_> {
+    /// Those of the rows of a range.
+    pub(super) fn within(self, range: Range<usize>) -> Self {
+        let before = |bound: usize| self.rows.partition_point(|row| (*row as usize) < bound);
+        let mine = before(range.start)..before(range.end);
+        Self {
+            rows: &self.rows[mine.clone()],
+            places: &self.places[mine],
+            before: self.before,
+        }
+    }
+}
+
+/// How columns become rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowStores {
+    /// Elements from one row to the next.
+    stride: usize,
+    /// Whole lines past the caches, until [`stream::finish`].
+    streamed: bool,
+}
+
+impl RowStores {
+    pub(super) fn ordinary(stride: usize) -> Self {
+        Self {
+            stride,
+            streamed: false,
+        }
+    }
+
+    /// Past the caches where rows `to` and their pieces of `features` elements are whole lines.
+    pub(super) fn streamed<T: Storage>(stride: usize, features: usize, to: &[T]) -> Self {
+        let whole = |elements: usize| elements.is_multiple_of(VECTOR);
+        let streamed = T::PER_WORD == 1
+            && whole(stride)
+            && whole(features)
+            && to.as_ptr().addr().is_multiple_of(LINE);
+        Self { stride, streamed }
+    }
+
+    #[inline(always)]
+    fn store<T: Storage>(self, row: &[u32; VECTOR], to: &mut [T]) {
+        if self.streamed {
+            debug_assert_eq!(size_of_val(to), LINE);
+            // SAFETY: only whole lines of 32-bit elements are streamed.
+            unsafe { stream::lines(row.as_ptr().cast(), to.as_mut_ptr().cast(), 1) };
+        } else {
+            each(row, to, |bits, to| *to = T::narrowed(f32::from_bits(bits)));
+        }
+    }
+}
+
+/// Rows `[lane, lane + VECTOR)` of features `[f, f + width)` of columns.
+#[inline(always)]
+fn square_of(columns: &[f32], lanes: usize, lane: usize, f: usize, width: usize) -> Square {
+    let mut square = [[0; VECTOR]; VECTOR];
+    for (i, square) in square[..width].iter_mut().enumerate() {
+        let column = &columns[(f + i) * lanes + lane..][..VECTOR];
+        *square = array::from_fn(|j| column[j].to_bits());
+    }
+    transpose_square(&mut square);
+    square
+}
+
 vectorised! {
-/// Narrows columns `[features, lanes]` to `count` rows of elements, `stride` apart.
-pub(super) fn columns_to_rows<T: Storage>(columns: &[f32], lanes: usize, count: usize, to: &mut [T], stride: usize) {
+/// Narrows columns `[features, lanes]` to `count` rows of elements.
+pub(super) fn columns_to_rows<T: Storage>(columns: &[f32], lanes: usize, count: usize, to: &mut [T], stores: RowStores) {
     let features = columns.len() / lanes;
-        for lane in (0..count).step_by(VECTOR) {
-            for f in (0..features).step_by(VECTOR) {
-                let width = VECTOR.min(features - f);
-                let mut square = [[0; VECTOR]; VECTOR];
-                for (i, square) in square[..width].iter_mut().enumerate() {
-                    let column = &columns[(f + i) * lanes + lane..][..VECTOR];
-                    *square = array::from_fn(|j| column[j].to_bits());
-                }
-                transpose_square(&mut square);
-                for (i, row) in square[..VECTOR.min(count - lane)].iter().enumerate() {
-                    let to = &mut to[(lane + i) * stride + f..][..width];
-                    each(row, to, |bits, to| *to = T::narrowed(f32::from_bits(bits)));
-                }
+    for lane in (0..count).step_by(VECTOR) {
+        for f in (0..features).step_by(VECTOR) {
+            let width = VECTOR.min(features - f);
+            let square = square_of(columns, lanes, lane, f, width);
+            for (i, row) in square[..VECTOR.min(count - lane)].iter().enumerate() {
+                stores.store(row, &mut to[(lane + i) * stores.stride + f..][..width]);
             }
         }
+    }
+}
+}
+
+vectorised! {
+/// Narrows some of the rows that columns `[features, lanes]` are, which begin with row `first`, to the places of rows of elements.
+pub(super) fn columns_to_places<T: Storage>(columns: &[f32], lanes: usize, first: usize, chosen: RowPlaces<'_>, to: &mut [T], stores: RowStores) {
+    let features = columns.len() / lanes;
+    let RowPlaces { rows, mut places, before } = chosen;
+    let lane = |row: u32| row as usize - first;
+    for rows in rows.chunk_by(|a, b| lane(*a) / VECTOR == lane(*b) / VECTOR) {
+        let start = lane(rows[0]) / VECTOR * VECTOR;
+        let (mine, rest) = places.split_at(rows.len());
+        places = rest;
+        for f in (0..features).step_by(VECTOR) {
+            let width = VECTOR.min(features - f);
+            let square = square_of(columns, lanes, start, f, width);
+            for (row, place) in rows.iter().zip(mine) {
+                let to = &mut to[(*place as usize - before) * stores.stride + f..][..width];
+                stores.store(&square[lane(*row) - start], to);
+            }
+        }
+    }
 }
 }
 

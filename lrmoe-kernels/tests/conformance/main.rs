@@ -99,7 +99,7 @@ fn expert_trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
 }
 
 /// Of the experts in bf16.
-fn bf16_trials<B: ComputeExperts<bf16> + Send + Sync + 'static>(
+fn bf16_trials<B: ComputeExperts<bf16> + CompactRows + Send + Sync + 'static>(
     candidate: &Candidate<B>,
 ) -> Vec<Trial> {
     vec![
@@ -126,6 +126,7 @@ fn bf16_trials<B: ComputeExperts<bf16> + Send + Sync + 'static>(
         candidate.trial("experts_bf16::kept", |backend: &B| {
             kept::as_recomputed::<_, bf16>(backend, false);
         }),
+        candidate.trial("experts_bf16::chosen", kept::chosen::<_, bf16>),
     ]
 }
 
@@ -163,6 +164,8 @@ fn trials<B: Backend>(candidate: &Candidate<B>) -> Vec<Trial> {
         candidate.trial("compact::misuse", compact::misuse),
         candidate.trial("experts::company", experts::company::<_, f32>),
         candidate.trial("experts::parts", parts::equal),
+        candidate.trial("experts::chosen", kept::chosen::<_, f32>),
+        candidate.trial("experts::bad_choices", kept::bad_choices),
     ]);
     trials.extend(golden::trials(candidate));
     trials
