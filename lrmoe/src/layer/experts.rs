@@ -20,6 +20,7 @@ use crate::error::Error;
 
 /// A run of elements of one block: where it lies at the instance and in the owner's shard.
 struct Piece {
+    block: usize,
     matrix: usize,
     at_instance: Range<usize>,
     in_shard: Range<usize>,
@@ -192,8 +193,8 @@ impl<B: Backend<T>, T: LayerElement> Experts<B, T> {
         comm.all_to_all(&send, &send_counts, &mut receive, &receive_counts)?;
 
         let mut sum = std::mem::take(&mut self.shard_gradient);
-        sum.fill(0.0);
         let mut received = receive.as_slice();
+        let mut is_begun = vec![false; matrices(&self.shape) * self.placement.experts()];
         for host in 0..ranks {
             for piece in self.pieces(self.rank, host) {
                 let part = if host == self.rank {
@@ -201,8 +202,14 @@ impl<B: Backend<T>, T: LayerElement> Experts<B, T> {
                 } else {
                     take(&mut received, piece.in_shard.len())
                 };
-                let sum = sum[piece.in_shard].iter_mut();
-                sum.zip(part).for_each(|(sum, part)| *sum += *part);
+                let sum = &mut sum[piece.in_shard];
+                if std::mem::replace(&mut is_begun[piece.block], true) {
+                    sum.iter_mut()
+                        .zip(part)
+                        .for_each(|(sum, part)| *sum += *part);
+                } else {
+                    sum.copy_from_slice(part);
+                }
             }
         }
         drop(local);
@@ -318,6 +325,7 @@ impl<B: Backend<T>, T: LayerElement> Experts<B, T> {
                 shard.end.min((index + 1) * block),
             );
             Some(Piece {
+                block: index,
                 matrix: index / experts,
                 at_instance: instance * block + start - index * block
                     ..instance * block + end - index * block,

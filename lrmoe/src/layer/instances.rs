@@ -20,6 +20,9 @@ type XAndPre<'a, B, T> = (
     &'a mut PreActivationBuffers<B, T>,
 );
 
+/// Indices of rows and of their slots, and pre-activations by slot.
+type ChosenRows<'a, B, T> = ([&'a RowIndex<B>; 2], &'a mut PreActivationBuffers<B, T>);
+
 /// Which rows stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Keeping {
@@ -194,7 +197,34 @@ impl<B: Backend<T>, T: LayerElement> InstanceRows<B, T> {
         is_one_chunk && self.keeping == Keeping::All
     }
 
-    /// Keeps what is to stay of a chunk's rows, whose instances begin at `offsets`. Keys are of the norms, or of those of `out` if there are none.
+    /// Which of the next `count` rows stay, and in which slots, where that is known before they are computed; and where their pre-activations go.
+    pub(super) fn chosen_of_next(
+        &mut self,
+        backend: &B,
+        count: usize,
+    ) -> Result<Option<ChosenRows<'_, B, T>>, Error> {
+        if self.keeping != Keeping::Chosen {
+            return Ok(None);
+        }
+        let before = |bound: usize| self.rows.partition_point(|row| (*row as usize) < bound);
+        let mine = before(self.done)..before(self.done + count);
+        let [rows, slots] = &mut self.moves;
+        rows.clear();
+        slots.clear();
+        rows.extend(
+            self.rows[mine.clone()]
+                .iter()
+                .map(|row| row - self.done as u32),
+        );
+        slots.extend(mine.start as u32..mine.end as u32);
+        let [from, to] = &mut self.indices;
+        backend.row_index_into(rows, count, from)?;
+        backend.row_index_into(slots, self.slots, to)?;
+        Ok(Some(([from, to], &mut self.pre_activations)))
+    }
+
+    /// Keeps what is to stay of a chunk's rows, whose instances begin at `offsets`, but the pre-activations of rows that were known to stay, which
+    /// are there already. Keys are of the norms, or of those of `out` if there are none.
     pub(super) fn take(
         &mut self,
         backend: &B,
@@ -207,24 +237,19 @@ impl<B: Backend<T>, T: LayerElement> InstanceRows<B, T> {
         if self.keeping == Keeping::Nothing || self.is_in_place(is_one_chunk) {
             return Ok(());
         }
+        if self.keeping == Keeping::Chosen {
+            self.done += count;
+            let [from, to] = &self.indices;
+            return Ok(backend.put(x, shape.width, [from, to], &mut self.x)?);
+        }
         let [rows, slots] = &mut self.moves;
         rows.clear();
         slots.clear();
         match self.keeping {
-            Keeping::Nothing => {}
+            Keeping::Nothing | Keeping::Chosen => {}
             Keeping::All => {
                 rows.extend(0..count as u32);
                 slots.extend(self.done as u32..(self.done + count) as u32);
-            }
-            Keeping::Chosen => {
-                let first = self.rows.partition_point(|row| (*row as usize) < self.done);
-                let end = (self.rows).partition_point(|row| (*row as usize) < self.done + count);
-                rows.extend(
-                    self.rows[first..end]
-                        .iter()
-                        .map(|row| row - self.done as u32),
-                );
-                slots.extend(first as u32..end as u32);
             }
             Keeping::Largest => {
                 let norms = match norms {

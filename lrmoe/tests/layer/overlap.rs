@@ -1,9 +1,11 @@
 //! Chunks that travel while another is computed with.
 
-use lrmoe::layer::LayerConfig;
-use lrmoe::policy::{DxWeight, Policy, RouterGradient, Selecting};
+use lrmoe::layer::{LayerConfig, MoeLayer};
+use lrmoe::policy::{Compensation, DxWeight, Policy, RouterGradient, Selecting};
+use lrmoe_comm::Collective;
+use ndarray::s;
 
-use super::common::{Batch, Stepped, lrmoe, split, steps};
+use super::common::{Batch, Stepped, lrmoe, on_ranks, split, steps};
 use super::{bits, precision};
 
 fn values(step: &Stepped) -> [Vec<u32>; 4] {
@@ -29,7 +31,12 @@ fn overlap_changes_no_bit() {
         router_gradient: RouterGradient::All,
         ..Selecting::default()
     });
-    for policy in [Policy::Dropless, lrmoe(0.5), unbiased] {
+    let compensated = Policy::Lrmoe(Selecting {
+        retention: 0.25,
+        compensation: Compensation::Moments,
+        ..Selecting::default()
+    });
+    for policy in [Policy::Dropless, lrmoe(0.5), unbiased, compensated] {
         for shares in [
             split(64, 1),
             split(64, 2),
@@ -54,6 +61,39 @@ fn overlap_changes_no_bit() {
                 }
             }
         }
+    }
+}
+
+/// Nor does it change those gradients that are computed beside the step's: of all pairs, and of another draw.
+#[test]
+fn overlap_changes_no_bit_of_gradients_aside() {
+    let batch = Batch::random(64, (16, 24), (8, 2), 33);
+    let shares = split(64, 3);
+    for chunk_rows in [5, 64] {
+        let [off, on] = [false, true].map(|overlap| {
+            let config = LayerConfig {
+                chunk_rows,
+                overlap,
+                ..batch.config(shares.len(), lrmoe(0.5))
+            };
+            on_ranks(shares.len(), |comm| {
+                let rows = s![shares[comm.rank()].clone(), ..];
+                let [x, dy] = [&batch.x, &batch.dy].map(|all| all.slice(rows));
+                let (ids, p) = (batch.expert_ids.slice(rows), batch.gate_weights.slice(rows));
+                let mut layer = MoeLayer::new(config.clone(), comm.rank(), |e| batch.parameters(e))
+                    .expect("a layer");
+                layer.forward(comm, x, ids, p, Some(1)).expect("forward");
+                let full = layer.full_gradient(comm, dy).expect("the full gradient");
+                let drawn = layer.redrawn_gradient(comm, dy, 1).expect("a draw");
+                let (dx, _) = layer.backward(comm, dy).expect("backward");
+                let aside = [full, drawn].map(|found| {
+                    let list = found.shard.iter().chain(&found.dx).chain(&found.dp);
+                    list.map(|value| value.to_bits()).collect::<Vec<_>>()
+                });
+                (aside, bits(&dx))
+            })
+        });
+        assert_eq!(on, off, "chunks of {chunk_rows}");
     }
 }
 

@@ -98,16 +98,28 @@ impl<B: Backend<T>, T: LayerElement> Buffers<B, T> {
         });
         let compute = || {
             let norms = (kept.norms_of() == Some(Row::Hidden)).then_some(&mut self.norms);
-            Ok(backend.forward(
-                experts.shape(),
-                experts.weights(),
-                chunk.grouping.offsets(),
-                &self.x,
-                &mut self.scratch,
-                &mut self.out,
-                norms,
-                (instances.keeping() != Keeping::Nothing).then_some(&mut self.pre_activations),
-            )?)
+            let (shape, weights, x) = (experts.shape(), experts.weights(), &self.x);
+            let (offsets, keeping) = (chunk.grouping.offsets(), instances.keeping());
+            let (scratch, out) = (&mut self.scratch, &mut self.out);
+            let (rows, all) = (chunk.grouping.grouped_rows(), &mut self.pre_activations);
+            match instances.chosen_of_next(backend, rows)? {
+                Some((index, chosen)) => backend.forward_chosen(
+                    shape,
+                    weights,
+                    offsets,
+                    x,
+                    scratch,
+                    out,
+                    norms,
+                    index,
+                    [all, chosen],
+                )?,
+                None => {
+                    let kept = (keeping != Keeping::Nothing).then_some(all);
+                    backend.forward(shape, weights, offsets, x, scratch, out, norms, kept)?;
+                }
+            }
+            Ok(())
         };
         pass.overlap(exchange, compute, Stage::Forward)?;
         let hidden = (kept.norms_of() == Some(Row::Hidden)).then_some(&self.norms);
