@@ -203,8 +203,8 @@ impl RowStores {
     #[inline(always)]
     fn store<T: Storage>(self, row: &[u32; VECTOR], to: &mut [T]) {
         if self.streamed {
-            debug_assert_eq!(size_of_val(to), LINE);
-            // SAFETY: only whole lines of 32-bit elements are streamed.
+            assert_eq!(to.len(), VECTOR);
+            // SAFETY: `streamed` found elements of 32 bits, rows and pieces of whole lines, and `to` at the start of one.
             unsafe { stream::lines(row.as_ptr().cast(), to.as_mut_ptr().cast(), 1) };
         } else {
             each(row, to, |bits, to| *to = T::narrowed(f32::from_bits(bits)));
