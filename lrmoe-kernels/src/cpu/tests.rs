@@ -27,7 +27,8 @@ use crate::{
 /// One path at a time: which one is forced is known to all threads.
 static ONE_PATH: Mutex<()> = Mutex::new(());
 
-fn on_every_path(check: impl Fn(Isa)) {
+/// With every instruction set of this machine.
+pub(super) fn on_every_path(check: impl Fn(Isa)) {
     let _one = ONE_PATH.lock().unwrap_or_else(PoisonError::into_inner);
     for isa in forced::available() {
         forced::set(Some(isa));

@@ -97,18 +97,16 @@ mod tests {
     use std::array;
 
     use super::*;
-    use crate::cpu::isa::forced;
+    use crate::cpu::tests::on_every_path;
 
     #[test]
-    fn rows_become_columns_on_every_instruction_set() {
+    fn rows_become_columns() {
         let rows: Square = array::from_fn(|i| array::from_fn(|j| (VECTOR * i + j) as u32));
         let columns: Square = array::from_fn(|i| array::from_fn(|j| rows[j][i]));
-        for isa in forced::available() {
-            forced::set(Some(isa));
+        on_every_path(|isa| {
             let mut square = rows;
             transpose_square(&mut square);
-            forced::set(None);
             assert_eq!(square, columns, "{isa}");
-        }
+        });
     }
 }
