@@ -18,8 +18,10 @@ const BLOCK: usize = 64;
 /// Angles of the rotary position encoding.
 #[derive(Debug)]
 pub(super) struct RotaryTable {
-    /// (cos, sin) `[context, half a head]`
-    turns: Vec<(f32, f32)>,
+    /// `[context, half a head]`
+    cos: Vec<f32>,
+    /// `[context, half a head]`
+    sin: Vec<f32>,
     half: usize,
 }
 
@@ -32,21 +34,23 @@ impl RotaryTable {
             let (sin, cos) = (position as f64 * frequency).sin_cos();
             (cos as f32, sin as f32)
         };
-        let turns = (0..context)
+        let (cos, sin) = (0..context)
             .flat_map(|position| (0..half).map(move |pair| turn(position, pair)))
-            .collect();
-        Arc::new(Self { turns, half })
+            .unzip();
+        Arc::new(Self { cos, sin, half })
     }
 
     /// Turns value i of a head with value i + half, forth (`sign` 1) or back (-1).
     fn turn(&self, position: usize, sign: f32, x: &[f32], y: &mut [f32]) {
-        let turns = &self.turns[position * self.half..][..self.half];
-        let (x_a, x_b) = x.split_at(self.half);
-        let (y_a, y_b) = y.split_at_mut(self.half);
-        for (i, (cos, sin)) in turns.iter().enumerate() {
+        let turns = position * self.half..(position + 1) * self.half;
+        let (cos, sin) = (&self.cos[turns.clone()], &self.sin[turns]);
+        let ((x_a, x_b), (y_a, y_b)) = (x.split_at(self.half), y.split_at_mut(self.half));
+        let inputs = x_a.iter().zip(x_b).zip(cos.iter().zip(sin));
+        let outputs = y_a.iter_mut().zip(y_b);
+        for ((y_a, y_b), ((x_a, x_b), (cos, sin))) in outputs.zip(inputs) {
             let sin = sign * sin;
-            y_a[i] = x_a[i] * cos - x_b[i] * sin;
-            y_b[i] = x_a[i] * sin + x_b[i] * cos;
+            *y_a = x_a * cos - x_b * sin;
+            *y_b = x_a * sin + x_b * cos;
         }
     }
 }

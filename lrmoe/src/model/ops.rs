@@ -89,8 +89,22 @@ fn zip_rows(
     })
 }
 
+/// Sums and maxima go on in so many lanes, which are then taken together: a compiler may not do that by itself.
+const LANES: usize = 8;
+
+fn fold(values: &[f32], start: f32, add: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [start; LANES];
+    let blocks = values.chunks_exact(LANES);
+    let rest = blocks.remainder();
+    for block in blocks {
+        for (lane, value) in lanes.iter_mut().zip(block) {
+            *lane = add(*lane, *value);
+        }
+    }
+    lanes.iter().chain(rest).copied().fold(start, add)
+}
+
 fn dot(a: &[f32], b: &[f32]) -> f32 {
-    const LANES: usize = 8;
     let mut lanes = [0.0; LANES];
     let (a_blocks, b_blocks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
     let rest: f32 = (a_blocks.remainder().iter().zip(b_blocks.remainder()))
@@ -221,11 +235,11 @@ pub(super) fn softmax_gradient(y: &[f32], scale: f32, gradient: &mut [f32]) {
 
 /// Writes the softmax of `scale * x`; returns the logarithm of the sum of exponentials.
 pub(super) fn exponentials(x: &[f32], scale: f32, y: &mut [f32]) -> f32 {
-    let largest = x.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
+    let largest = fold(x, f32::NEG_INFINITY, f32::max);
     for (y, x) in y.iter_mut().zip(x) {
         *y = (scale * (x - largest)).exp();
     }
-    let sum: f32 = y.iter().sum();
+    let sum = fold(y, 0.0, |a, b| a + b);
     for y in y.iter_mut() {
         *y /= sum;
     }
