@@ -16,7 +16,7 @@ use crate::sweep::{Grid, Left, Report, Run, State, Sweep as Runs, page};
 ///
 /// Each run is one of `lrmoe train`, in OUT/runs/GROUP/seed-N. Ctrl-C ends the sweep after the current steps; the same command goes on: finished
 /// runs are kept, interrupted ones go on from their checkpoints. The report is printed and written to OUT/report.md, report.json and
-/// report.html, which needs nothing else.
+/// report.html, which needs nothing else. OUT/finished.jsonl has a line for every finished run: copied into another folder, it stands for those runs.
 #[derive(Args, Debug)]
 #[command(after_help = "GRID is a TOML file:
 

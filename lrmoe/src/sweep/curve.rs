@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::Error;
 use crate::train::{LayerSummary, MODELLED_AT, OracleSummary, StepRecord};
 
@@ -9,7 +11,7 @@ use crate::train::{LayerSummary, MODELLED_AT, OracleSummary, StepRecord};
 pub(super) const SIZES: usize = 1 + MODELLED_AT.len();
 
 /// A run's figures up to one of its evaluations, sums over the steps.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Passed {
     /// Steps done.
     pub(super) steps: f64,
@@ -25,7 +27,7 @@ pub(super) struct Passed {
 }
 
 /// A finished run.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
     /// Its evaluations in order; the last is that of its end.
     pub(super) passed: Vec<Passed>,

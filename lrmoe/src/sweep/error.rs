@@ -140,6 +140,16 @@ pub enum SweepError {
         /// What is wrong.
         reason: String,
     },
+    /// A line of the file of finished runs that is none.
+    #[error("{}, line {line} is no finished run: {source}", path.display())]
+    FinishedLine {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong there.
+        source: serde_json::Error,
+    },
     /// Runs that did not come to their end. The others did, and are in the report.
     #[error("{} ended early: {first}", runs.join(", "))]
     Failed {

@@ -1,5 +1,7 @@
 //! What the figures of a sweep rest on.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use super::grid::{Grid, Group};
@@ -110,10 +112,11 @@ impl Header {
 fn settings(grid: &Grid) -> Vec<(String, String)> {
     let of = |group: &Group| {
         let (config, model) = (&group.config, &group.config.model);
-        let text: Vec<_> = config
-            .text
-            .iter()
-            .map(|path| path.display().to_string())
+        // Where it lies on this machine says nothing elsewhere.
+        let file = |path: &PathBuf| path.file_name().unwrap_or(path.as_os_str()).to_owned();
+        let text = config.text.iter().map(file);
+        let text: Vec<_> = text
+            .map(|name| name.to_string_lossy().into_owned())
             .collect();
         [
             ("text", text.join(", ")),

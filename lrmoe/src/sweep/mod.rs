@@ -28,12 +28,15 @@
 //!
 //! A group is called after what its table changes (`lrmoe@0.25+score=forward`), or as `name = "{score}-{retention}"` says. [`Sweep`] runs what is
 //! not finished yet, each run in `OUT/runs/GROUP/seed-N`, and [`Report`] says for every group what of the gap between floor
-//! and ceiling it keeps, and how soon it reached each loss.
+//! and ceiling it keeps, and how soon it reached each loss. `OUT/finished.jsonl` has what the report needs of the finished runs, a line each: with
+//! that file alone a sweep is reported, and gone on with, elsewhere.
 
 mod curve;
 mod error;
+mod finished;
 mod grid;
 mod header;
+mod left;
 mod page;
 mod quality;
 mod report;
@@ -46,8 +49,9 @@ pub use curve::Curve;
 pub use error::SweepError;
 pub use grid::{Grid, Group, Section};
 pub use header::Header;
+pub use left::Left;
 pub use page::page;
 pub use report::{Figures, Gap, GroupReport, Point, Report, SectionReport};
-pub use run::{Left, Run, State, Sweep};
+pub use run::{Run, State, Sweep};
 pub use spread::Spread;
 pub use target::{Reached, TargetReport};

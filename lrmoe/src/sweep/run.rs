@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use super::SweepError;
 use super::curve::{Curve, read_records};
-use super::grid::{Grid, complete};
+use super::finished::{FinishedRuns, Started};
+use super::grid::{Grid, Group, complete};
+use super::left::Left;
 use crate::config::TrainConfig;
 use crate::error::Error;
 use crate::files;
@@ -23,6 +24,7 @@ pub struct Sweep {
     grid: Grid,
     out: PathBuf,
     runs: Vec<Run>,
+    finished: FinishedRuns,
 }
 
 /// One run of a grid.
@@ -53,26 +55,6 @@ pub enum State {
     Finished(Curve),
 }
 
-/// What is left of a sweep.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Left {
-    /// Runs that are finished.
-    pub finished: usize,
-    /// Runs of the grid.
-    pub runs: usize,
-    /// Steps still to be done.
-    pub steps: u64,
-    /// Seconds that these take on one job at the pace of the finished runs of the same group, or of all; `None` while none is finished.
-    pub seconds: Option<f64>,
-}
-
-/// `run.toml`: what a run was started with.
-#[derive(Serialize, Deserialize)]
-struct Started {
-    text: String,
-    options: Table,
-}
-
 impl Sweep {
     /// Looks at what `out` holds of the runs of `grid`. What was started with other options is refused, but with `rerun_changed` counts as missing.
     ///
@@ -96,6 +78,7 @@ impl Sweep {
         let mut sweep = Self {
             out: out.to_owned(),
             runs: Vec::new(),
+            finished: FinishedRuns::read(out)?,
             grid,
         };
         // All groups with one seed come before the next seed, so that a sweep that was cut short compares as many groups as it can.
@@ -115,7 +98,7 @@ impl Sweep {
                     corpus: corpora[index].clone(),
                     changed: false,
                 };
-                run.look(&group.options, rerun_changed)?;
+                run.look(&group.options, &sweep.finished, rerun_changed)?;
                 sweep.runs.push(run);
             }
         }
@@ -134,7 +117,7 @@ impl Sweep {
 
     /// What is left to do.
     pub fn left(&self) -> Left {
-        left(&self.runs)
+        Left::of(&self.runs)
     }
 
     /// Runs what is not finished, `jobs` at once, until all is done or `stop` is set; a run that is stopped can go on later. `observer` gives each run
@@ -164,7 +147,9 @@ impl Sweep {
             }
         }
         let groups = &self.grid.groups;
-        let (next, runs) = (AtomicUsize::new(0), Mutex::new(self.runs.clone()));
+        keep(&self.runs, groups, &mut self.finished)?;
+        let next = AtomicUsize::new(0);
+        let all = Mutex::new((self.runs.clone(), &mut self.finished));
         let failed = Mutex::new(Vec::new());
         let job = || {
             while !stop.load(Ordering::Relaxed)
@@ -173,10 +158,11 @@ impl Sweep {
                 let mut run = self.runs[index].clone();
                 let options = &groups[run.group].options;
                 let ran = run.go(options, keep_checkpoints, stop, observer(&run).as_mut());
-                let mut runs = runs.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+                let (runs, kept) = &mut *all;
                 runs[index] = run;
-                match ran {
-                    Ok(()) => done(&runs[index], left(&runs)),
+                match ran.and_then(|()| keep(runs, groups, kept)) {
+                    Ok(()) => done(&runs[index], Left::of(runs)),
                     Err(error) => {
                         if !matches!(error, Error::Diverged { .. }) {
                             stop.store(true, Ordering::Relaxed);
@@ -192,7 +178,7 @@ impl Sweep {
                 scope.spawn(job);
             }
         });
-        self.runs = runs.into_inner().unwrap_or_else(PoisonError::into_inner);
+        (self.runs, _) = all.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
         // What ended the sweep stands before runs that merely diverged.
         failed.sort_by_key(|(_, error)| matches!(error, Error::Diverged { .. }));
@@ -207,41 +193,14 @@ impl Sweep {
     }
 }
 
-fn left(runs: &[Run]) -> Left {
-    // Steps and seconds of what is finished, of the group or of all.
-    let pace = |of: &dyn Fn(&Run) -> bool| {
-        let finished = runs.iter().filter(|run| of(run));
-        let sums = finished.filter_map(|run| match &run.state {
-            State::Finished(curve) => Some((f64::from(run.config.steps), curve.seconds)),
-            _ => None,
-        });
-        let (steps, seconds) = sums.fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
-        (steps > 0.0).then_some(seconds / steps)
-    };
-    let of_all = pace(&|_| true);
-    let mut left = Left {
-        finished: 0,
-        runs: runs.len(),
-        steps: 0,
-        seconds: of_all.map(|_| 0.0),
-    };
+/// Writes down what is finished.
+fn keep(runs: &[Run], groups: &[Group], finished: &mut FinishedRuns) -> Result<(), Error> {
     for run in runs {
-        let steps = match run.state {
-            State::Finished(_) => {
-                left.finished += 1;
-                continue;
-            }
-            State::Interrupted(done) => run.config.steps - done,
-            State::Missing => run.config.steps,
-        };
-        left.steps += u64::from(steps);
-        let pace = pace(&|other| other.group == run.group).or(of_all);
-        left.seconds = left
-            .seconds
-            .zip(pace)
-            .map(|(sum, pace)| sum + pace * f64::from(steps));
+        if let State::Finished(curve) = &run.state {
+            finished.insert(&run.name, run.started(&groups[run.group].options), curve);
+        }
     }
-    left
+    finished.write()
 }
 
 impl Run {
@@ -254,31 +213,53 @@ impl Run {
         format!("{} bytes {:08x}", self.corpus.len(), self.corpus.checksum())
     }
 
-    /// Finds out what is there of the run.
-    fn look(&mut self, options: &Table, rerun_changed: bool) -> Result<(), Error> {
+    /// What it is started with. Where its text lies does not count.
+    fn started(&self, options: &Table) -> Started {
+        let mut options = options.clone();
+        options.remove("text");
+        let text = self.text();
+        Started { text, options }
+    }
+
+    /// Finds out what is there of the run: in its folder or, where that is gone, among the finished.
+    fn look(
+        &mut self,
+        options: &Table,
+        finished: &FinishedRuns,
+        rerun_changed: bool,
+    ) -> Result<(), Error> {
         let foreign = |reason: &str| SweepError::Foreign {
             path: self.config.out.clone(),
             reason: reason.to_owned(),
         };
         let path = self.started_path();
-        let text = match std::fs::read_to_string(&path) {
+        let (started, kept): (Started, _) = match std::fs::read_to_string(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let log = self.config.out.join("steps.jsonl");
-                return match log.exists() {
-                    true => Err(foreign("it has steps.jsonl, but no run.toml").into()),
-                    false => Ok(()),
+                if self.config.out.join("steps.jsonl").exists() {
+                    return Err(foreign("it has steps.jsonl, but no run.toml").into());
+                }
+                let Some(run) = finished.get(&self.name) else {
+                    return Ok(());
                 };
+                (run.started.clone(), Some(&run.curve))
             }
-            read => read.map_err(Error::io(&path))?,
+            read => {
+                let text = read.map_err(Error::io(&path))?;
+                let started = toml::from_str(&text)
+                    .map_err(|error| foreign(&format!("run.toml: {}", error.message())))?;
+                (started, None)
+            }
         };
-        let started: Started = toml::from_str(&text)
-            .map_err(|error| foreign(&format!("run.toml: {}", error.message())))?;
         if let Some(keys) = self.difference(&started, options) {
             if !rerun_changed {
                 let run = self.name.clone();
                 return Err(SweepError::Changed { run, keys }.into());
             }
             self.changed = true;
+            return Ok(());
+        }
+        if let Some(curve) = kept {
+            self.state = State::Finished(curve.clone());
             return Ok(());
         }
         let records = read_records(&self.config.out)?;
@@ -295,7 +276,11 @@ impl Run {
 
     /// Which options the run was started with differ from those it has now, if any do that count.
     fn difference(&self, started: &Started, options: &Table) -> Option<String> {
-        let then = complete(&started.options, self.seed).ok();
+        let mut then_options = started.options.clone();
+        if let Some(text) = options.get("text") {
+            then_options.insert("text".to_owned(), text.clone());
+        }
+        let then = complete(&then_options, self.seed).ok();
         let then = then.map(|then| TrainConfig {
             out: self.config.out.clone(),
             checkpoint_every: self.config.checkpoint_every,
@@ -304,8 +289,8 @@ impl Run {
         });
         let mut keys = Vec::new();
         if then.as_ref() != Some(&self.config) {
-            let all = started.options.keys().chain(options.keys());
-            let differ = |key: &&String| started.options.get(*key) != options.get(*key);
+            let all = then_options.keys().chain(options.keys());
+            let differ = |key: &&String| then_options.get(*key) != options.get(*key);
             keys.extend(all.filter(differ).map(String::as_str));
             keys.sort_unstable();
             keys.dedup();
@@ -335,11 +320,7 @@ impl Run {
             std::fs::create_dir_all(out).map_err(Error::io(out))?;
             remove(&checkpoint)?;
             remove(&out.join("steps.jsonl"))?;
-            let started = Started {
-                text: self.text(),
-                options: options.clone(),
-            };
-            let text = toml::to_string(&started).expect("tables of TOML");
+            let text = toml::to_string(&self.started(options)).expect("tables of TOML");
             files::write(&self.started_path(), text.as_bytes())?;
             self.changed = false;
         }

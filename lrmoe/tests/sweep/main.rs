@@ -1,5 +1,6 @@
 //! Grids, sweeps and their reports.
 
+mod finished;
 mod grid;
 mod program;
 mod report;

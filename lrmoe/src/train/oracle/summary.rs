@@ -2,7 +2,7 @@
 
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Agreement, OracleRecord};
 use crate::train::StepRecord;
@@ -17,7 +17,7 @@ pub struct OracleSummary {
 }
 
 /// Means of one layer; `None` where no step has the figure.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerSummary {
     /// Of the weight gradients.
     pub dw: Agreement,
