@@ -1,3 +1,4 @@
+mod board;
 mod exchange;
 mod memory;
 mod message;
@@ -6,7 +7,6 @@ mod peer;
 mod slot;
 mod staging;
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use mpi::environment::{Threading, threading_support};
@@ -16,18 +16,19 @@ use mpi::traits::CommunicatorCollectives;
 use crate::check::Caller;
 use crate::transport::{Counts, Transport, collective_over_transport};
 use crate::{Call, Element, Error, Reduction};
-use memory::{Offer, Process};
+use board::Board;
+use memory::{Card, Neighbour, card};
 use message::Message;
-use peer::Peer;
+use peer::{Peer, Post};
 use slot::Channel;
 
 /// One rank of a world whose ranks are the processes of an MPI communicator.
 ///
-/// Its messages go over a duplicate of the communicator, so they do not meet the program's. A meeting
-/// is one small message to every peer, with the call, all counts, and the elements where they are at
-/// most 4 KiB. More elements are read by the receiver from the sender's memory where both are on one
-/// host and the system allows it (on Linux: `process_vm_readv`, which MPI libraries use too). Else
-/// they pass through chunks of 128 KiB in the world's memory, so a message may be of any size.
+/// Its messages go over a duplicate of the communicator, so they do not meet the program's. Ranks of one host meet in memory
+/// that they map, if the system lets them read each other's (on Linux: `process_vm_readv`, which MPI libraries use too). There lie
+/// the call, all counts, and elements for a rank of up to 16 KiB; more are read by their receiver from the sender's memory.
+/// Other ranks meet by one small message to each, with elements of up to 2 KiB; more pass through chunks of 128 KiB in the
+/// world's memory, so a message may be of any size.
 ///
 /// No buffer of the caller is ever given to MPI: a request cannot be taken back when a deadline
 /// passes, and would write to memory that the caller has again. What MPI still holds after a failure
@@ -43,12 +44,15 @@ pub struct Mpi {
     channel: Channel,
     /// By rank; this rank's own is not used.
     peers: Vec<Peer>,
-    offer: Offer,
+    /// What the ranks of this host read; `None` where the system has no such memory.
+    board: Option<Board>,
     /// Exchanges so far.
     number: u64,
     /// When the last one began.
     since: Instant,
     failure: Option<Error>,
+    /// What each rank says at a meeting.
+    posts: Vec<Post>,
     /// A chunk from each peer, for sums.
     chunks: Vec<Vec<u8>>,
 }
@@ -80,33 +84,41 @@ impl Mpi {
     fn start(
         communicator: &impl Communicator,
         deadline: Duration,
-        may_read: bool,
+        may_share: bool,
     ) -> Result<Self, Error> {
         if threading_support() < Threading::Multiple {
             return Err(Error::ThreadSupport);
         }
         let communicator = communicator.duplicate();
         let (rank, ranks) = (communicator.rank() as usize, communicator.size() as usize);
-        let offer = Offer::new();
-        let processes = readable(&communicator, rank, &offer, may_read);
-        let peers = processes.into_iter().enumerate();
+        let caller = Caller { rank, ranks };
+        let (board, neighbours) = neighbours(&communicator, may_share);
+        let peers = neighbours.into_iter().enumerate();
         let mut world = Self {
-            caller: Caller { rank, ranks },
+            caller,
             deadline,
             channel: Channel::new(communicator),
             peers: peers
-                .map(|(rank, process)| Peer::new(rank, ranks, process))
+                .map(|(peer, neighbour)| Peer::new(peer, caller, neighbour))
                 .collect(),
-            offer,
+            board,
             number: 0,
             since: Instant::now(),
             failure: None,
+            posts: vec![Post::nothing(); ranks],
             chunks: vec![vec![]; ranks],
         };
         for peer in world.others() {
             world.on(peer, Call::Barrier, Peer::listen)?;
         }
         Ok(world)
+    }
+
+    /// Takes back what the ranks of this host may read.
+    fn close(&self) {
+        if let Some(board) = &self.board {
+            board.close();
+        }
     }
 
     /// The other ranks, from the next one on, so that not all begin with the same one.
@@ -116,44 +128,33 @@ impl Mpi {
     }
 }
 
-/// The processes that this rank and they can read each other's memory of, by rank.
-fn readable(
+/// This rank's board, and by rank the processes with which it shares memory: each reads the other's.
+fn neighbours(
     communicator: &SimpleCommunicator,
-    rank: usize,
-    offer: &Offer,
-    may_read: bool,
-) -> Vec<Option<Process>> {
-    let ranks = communicator.size() as usize;
-    // A process of another host may have the same id as one here, but not this secret at the same
-    // place.
-    let secret = RandomState::new().hash_one(rank) | 1;
-    offer.open(secret);
-    let mine = [u64::from(std::process::id()), offer.address(), secret];
-    let mut all = vec![[0u64; 3]; ranks];
-    communicator.all_gather_into(&mine, bytemuck::cast_slice_mut::<_, u64>(&mut all));
-    let process = |[id, offer, secret]: [u64; 3]| {
-        let process = Process {
-            id: id as u32,
-            offer,
-        };
-        (may_read && process.offers(secret)).then_some(process)
-    };
-    let readable: Vec<_> = all.into_iter().map(process).collect();
-    let mine: Vec<u64> = readable
-        .iter()
-        .map(|process| process.is_some().into())
-        .collect();
+    may_share: bool,
+) -> (Option<Board>, Vec<Option<Neighbour>>) {
+    let (rank, ranks) = (communicator.rank() as usize, communicator.size() as usize);
+    let board = if may_share { Board::new(ranks) } else { None };
+    let mine = board
+        .as_ref()
+        .map_or([0; 4], |(board, file)| card(board, file));
+    let mut cards = vec![Card::default(); ranks];
+    communicator.all_gather_into(&mine, bytemuck::cast_slice_mut::<_, u64>(&mut cards));
+    let find = |card| board.as_ref().and_then(|_| Neighbour::find(card, ranks));
+    let found: Vec<_> = cards.into_iter().map(find).collect();
+    let mine: Vec<u64> = found.iter().map(|found| found.is_some().into()).collect();
     let mut all = vec![0u64; ranks * ranks];
+    // After this no one needs the board's file any more.
     communicator.all_gather_into(&mine[..], &mut all);
-    let reads = |(peer, process): (usize, Option<Process>)| {
-        process.filter(|_| all[peer * ranks + rank] == 1)
-    };
-    readable.into_iter().enumerate().map(reads).collect()
+    let finds_me = |peer: usize| all[peer * ranks + rank] == 1;
+    let both = |(peer, found): (usize, Option<_>)| found.filter(|_| finds_me(peer));
+    let neighbours = found.into_iter().enumerate().map(both).collect();
+    (board.map(|(board, _)| board), neighbours)
 }
 
 impl Drop for Mpi {
     fn drop(&mut self) {
-        self.offer.close();
+        self.close();
         if self.failure.is_none() {
             self.farewell(&Message::Left);
         }
@@ -173,7 +174,7 @@ impl Transport for Mpi {
         recv: &mut [&mut [T]],
     ) -> Result<(), Error> {
         let result = self.try_exchange(call, counts, send, recv);
-        self.offer.close();
+        self.close();
         result
     }
 
@@ -185,7 +186,7 @@ impl Transport for Mpi {
         mine: &mut [T],
     ) -> Result<Option<usize>, Error> {
         let result = self.try_reduce(call, send, reduction, mine);
-        self.offer.close();
+        self.close();
         result
     }
 
@@ -194,7 +195,7 @@ impl Transport for Mpi {
             return earlier.clone();
         }
         self.failure = Some(error.clone());
-        self.offer.close();
+        self.close();
         let told = match error {
             // A peer that MPI does not reach is lost to all.
             Error::Mpi {

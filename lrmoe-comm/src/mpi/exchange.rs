@@ -8,7 +8,7 @@ use super::patience::Patience;
 use super::peer::{Peer, Way};
 use super::slot::{Channel, Code};
 use super::staging::CHUNK;
-use crate::check::counts_agree;
+use crate::check::{Caller, counts_agree};
 use crate::element::reduce;
 use crate::transport::{Counts, Transport};
 use crate::{Call, Element, Error, Reduction};
@@ -65,7 +65,12 @@ impl Mpi {
             let worked = work(self)?;
             let mut missing = self.caller.ranks;
             for rank in self.others() {
-                let message = self.on(rank, collective, |peer, _| Ok(peer.look()?.cloned()))?;
+                let mut message = None;
+                // A peer that is near comes on its board; by messages it only fails or leaves.
+                let peer = &self.peers[rank];
+                if !peer.is_near() || peer.has_failed() || patience.listens() {
+                    message = self.on(rank, collective, |peer, _| Ok(peer.look()?.cloned()))?;
+                }
                 if let Some(Message::Failed(error)) = message {
                     return Err(self.failure.insert(error).clone());
                 }
@@ -82,6 +87,11 @@ impl Mpi {
             } else if missing == self.caller.ranks {
                 return Ok(());
             } else if let Err(waited) = patience.pause(self.deadline) {
+                // A rank that has seen the world end says why.
+                let mut others = self.others();
+                if let Some(rank) = others.find(|&rank| self.peers[rank].has_failed()) {
+                    return Err(self.gone(rank, collective));
+                }
                 return Err(self.fail(Error::Deadline {
                     rank: missing,
                     collective,
@@ -106,15 +116,25 @@ impl Mpi {
         self.since = Instant::now();
         self.number += 1;
         let number = self.number;
-        self.offer.open(number);
-        let mut unsent: Vec<usize> = self.others().collect();
+        for peer in self.others() {
+            self.peers[peer].begin(number);
+        }
+        if let Some(board) = &self.board {
+            board.open(number);
+            for peer in self.others().filter(|&peer| self.peers[peer].is_near()) {
+                board.put(number, peer, bytemuck::cast_slice(send[peer]));
+            }
+            board.come(number, call, counts);
+        }
+        let far = |&peer: &usize| !self.peers[peer].is_near();
+        let mut unsent: Vec<usize> = self.others().filter(far).collect();
         self.wait(call, Stage::Meet, |world| {
             let before = unsent.len();
             let mut result = Ok(());
             unsent.retain(|&peer| {
                 let part = bytemuck::cast_slice(send[peer]);
                 let send_meet =
-                    |peer: &mut Peer, channel| peer.send_meet(channel, number, call, counts, part);
+                    |peer: &mut Peer, channel| peer.send_meet(channel, call, counts, part);
                 match world.on(peer, call, send_meet) {
                     Ok(sent) => !sent,
                     Err(error) => {
@@ -138,24 +158,25 @@ impl Mpi {
     /// Checks that all ranks make the same call. Every rank has heard the same from all, so every
     /// rank comes to the same verdict.
     fn agree(&mut self, call: Call, counts: Option<Counts<'_>>) -> Result<(), Error> {
-        let own = (call, counts.unwrap_or_default().map(<[usize]>::to_vec));
-        let posts: Vec<_> = self
-            .peers
-            .iter()
-            .map(|peer| peer.met().unwrap_or_else(|| own.clone()))
-            .collect();
-        let expected = posts[0].0;
-        let different = posts.iter().position(|(call, _)| *call != expected);
+        let Caller { rank, ranks } = self.caller;
+        for peer in self.others() {
+            self.peers[peer].met(&mut self.posts[peer]);
+        }
+        let own = counts.iter().flatten().copied().flatten();
+        self.posts[rank].set(call, ranks, own.copied());
+        let posts = &self.posts;
+        let expected = posts[0].call;
+        let different = posts.iter().position(|post| post.call != expected);
         let verdict = match (different, expected) {
             (Some(rank), _) => Err(Error::Mismatch {
                 rank,
-                found: posts[rank].0,
+                found: posts[rank].call,
                 expected,
             }),
             (None, Call::AllToAll { .. }) => counts_agree(
-                posts.len(),
-                |rank| &posts[rank].1[0],
-                |rank| &posts[rank].1[1],
+                ranks,
+                |rank| &posts[rank].counts[0],
+                |rank| &posts[rank].counts[1],
             ),
             _ => Ok(()),
         };
@@ -165,11 +186,10 @@ impl Mpi {
     /// Sends chunks that MPI takes. Whether anything happened.
     fn push<T: Element>(&mut self, call: Call, send: &[&[T]]) -> Result<bool, Error> {
         let mut worked = false;
-        for rank in self
-            .others()
-            .filter(|&rank| !self.peers[rank].sent)
-            .collect::<Vec<_>>()
-        {
+        for rank in self.others() {
+            if self.peers[rank].sent {
+                continue;
+            }
             let bytes = bytemuck::cast_slice(send[rank]);
             worked |= self.on(rank, call, |peer, channel| {
                 let pushed = peer.staging.push(channel, rank, bytes)?;
@@ -183,7 +203,6 @@ impl Mpi {
     /// Tells the peers whose memory was read that it was, once it is sure that it held what they
     /// gave.
     fn tell_read(&mut self, collective: Call) -> Result<(), Error> {
-        let number = self.number;
         for rank in self.others() {
             if self.peers[rank].incoming != Way::Memory {
                 continue;
@@ -191,9 +210,9 @@ impl Mpi {
             if !self.peers[rank].still_offers() {
                 return Err(self.gone(rank, collective));
             }
-            self.on(rank, collective, |peer, channel| {
-                peer.send_read(channel, number)
-            })?;
+            if let Some(board) = &self.board {
+                board.tell_read(self.number, rank);
+            }
         }
         Ok(())
     }
@@ -207,17 +226,12 @@ impl Mpi {
         })
     }
 
-    /// A peer's memory cannot be read any more: it has ended the world, which its farewell says, or
-    /// died.
+    /// A peer that is near does not go on, or its memory cannot be read any more: it has ended the world, which its farewell
+    /// says, or died.
     fn gone(&mut self, rank: usize, collective: Call) -> Error {
         let mut patience = Patience::new();
         loop {
-            let message = self.on(rank, collective, |peer, channel| {
-                if peer.has_come() {
-                    peer.listen(channel)?;
-                }
-                Ok(peer.look()?.cloned())
-            });
+            let message = self.on(rank, collective, |peer, _| Ok(peer.look()?.cloned()));
             match message {
                 Err(error) => return error,
                 Ok(Some(Message::Failed(error))) => return self.failure.insert(error).clone(),
@@ -227,8 +241,8 @@ impl Mpi {
         }
     }
 
-    /// Ends an exchange: listens to all peers again, and waits until each has taken all it gets and
-    /// given all it gives. `take` takes what has come and says whether anything had.
+    /// Ends an exchange: listens again to peers whose message has been read, and waits until each has taken all it gets
+    /// and given all it gives. `take` takes what has come and says whether anything had.
     fn part<T: Element>(
         &mut self,
         call: Call,
@@ -236,15 +250,13 @@ impl Mpi {
         mut take: impl FnMut(&mut Self) -> Result<bool, Error>,
     ) -> Result<(), Error> {
         for peer in self.others() {
-            self.on(peer, call, Peer::listen)?;
+            if !self.peers[peer].is_near() {
+                self.on(peer, call, Peer::listen)?;
+            }
         }
         self.wait(call, Stage::Part, |world| {
             Ok(world.push(call, send)? | take(world)?)
-        })?;
-        for peer in self.others() {
-            self.on(peer, call, Peer::forget_read)?;
-        }
-        Ok(())
+        })
     }
 
     pub(super) fn try_exchange<T: Element>(
@@ -367,6 +379,9 @@ impl Mpi {
     pub(super) fn farewell(&mut self, message: &Message) {
         for peer in self.others() {
             self.peers[peer].send_farewell(self.channel, message);
+        }
+        if let (Message::Failed(_), Some(board)) = (message, &self.board) {
+            board.fail(self.number);
         }
         let mut patience = Patience::new();
         let mut others = self.others();

@@ -8,15 +8,7 @@ use crate::{Call, Error, Reduction, Side};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Message {
     /// The sender has come to a collective.
-    Meet {
-        /// The sender's number of the exchange.
-        number: u64,
-        call: Call,
-        /// Where the elements for the receiver lie in the sender's memory.
-        address: u64,
-    },
-    /// The sender has read the receiver's memory.
-    Read,
+    Meet { call: Call },
     /// The world has ended with this error.
     Failed(Error),
     /// The sender was dropped.
@@ -31,26 +23,16 @@ type Words = [u64; WORDS];
 impl Message {
     pub(super) fn to_words(&self) -> Words {
         match self {
-            Self::Meet {
-                number,
-                call,
-                address,
-            } => words(0, &[*number, *address], Some(*call), &[]),
-            Self::Read => words(1, &[], None, &[]),
-            Self::Left => words(2, &[], None, &[]),
+            Self::Meet { call } => words(0, &[], Some(*call), &[]),
+            Self::Left => words(1, &[], None, &[]),
             Self::Failed(error) => error_words(error),
         }
     }
 
     pub(super) fn from_words(words: &Words) -> Self {
         match words[0] {
-            0 => Self::Meet {
-                number: words[1],
-                address: words[2],
-                call: call(words),
-            },
-            1 => Self::Read,
-            2 => Self::Left,
+            0 => Self::Meet { call: call(words) },
+            1 => Self::Left,
             _ => Self::Failed(error(words)),
         }
     }
@@ -274,14 +256,10 @@ mod tests {
                 root: 7,
             },
         ];
-        let mut messages = vec![Message::Read, Message::Left];
+        let mut messages = vec![Message::Left];
         for collective in calls {
             let (rank, side) = (5, Side::Receive);
-            messages.push(Message::Meet {
-                number: 3,
-                call: collective,
-                address: u64::MAX,
-            });
+            messages.push(Message::Meet { call: collective });
             let errors = [
                 Error::PeerLost {
                     rank,

@@ -13,6 +13,10 @@ pub(super) struct Patience {
 const EAGER: u32 = 20;
 const AWAKE: u32 = 2000;
 
+/// To look for a message takes longer than to look at memory, and MPI lets other threads run meanwhile: of so many looks one does it
+/// too, until the rank sleeps.
+const LISTEN: u32 = 64;
+
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 
 impl Patience {
@@ -22,6 +26,11 @@ impl Patience {
             looks: 0,
             nap: Duration::from_micros(20),
         }
+    }
+
+    /// Whether it is time to look for messages of peers that are near as well.
+    pub(super) fn listens(&self) -> bool {
+        self.looks >= AWAKE || self.looks % LISTEN == LISTEN - 1
     }
 
     /// Passes some time. `Err`: how long the wait has lasted, if that is past the deadline.
