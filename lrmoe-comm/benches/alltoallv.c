@@ -23,7 +23,7 @@ int main(int argc, char **argv) {
         long bytes = atol(argv[arg]);
         int len = (int)(bytes / sizeof(float));
         long calls = work / (bytes * ranks);
-        calls = calls < 1 ? 1 : calls > 500 ? 500 : calls;
+        calls = calls < 1 ? 1 : calls > 8192 ? 8192 : calls;
         float *send = malloc(bytes * ranks), *recv = malloc(bytes * ranks);
         for (long i = 0; i < (long)len * ranks; i++) {
             send[i] = 1;

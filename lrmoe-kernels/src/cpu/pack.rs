@@ -215,11 +215,15 @@ impl RowStores {
 /// Rows `[lane, lane + VECTOR)` of features `[f, f + width)` of columns.
 #[inline(always)]
 fn square_of(columns: &[f32], lanes: usize, lane: usize, f: usize, width: usize) -> Square {
-    let mut square = [[0; VECTOR]; VECTOR];
-    for (i, square) in square[..width].iter_mut().enumerate() {
+    let column = |i: usize| {
         let column = &columns[(f + i) * lanes + lane..][..VECTOR];
-        *square = array::from_fn(|j| column[j].to_bits());
-    }
+        array::from_fn(|j| column[j].to_bits())
+    };
+    let mut square: Square = if width == VECTOR {
+        array::from_fn(column)
+    } else {
+        array::from_fn(|i| if i < width { column(i) } else { [0; VECTOR] })
+    };
     transpose_square(&mut square);
     square
 }
@@ -269,11 +273,19 @@ pub(super) fn rows_to_columns<T: Storage>(rows: &[T], stride: usize, count: usiz
         for lane in (0..lanes).step_by(VECTOR) {
             for f in (0..features).step_by(VECTOR) {
                 let width = VECTOR.min(features - f);
-                let mut square = [[0; VECTOR]; VECTOR];
-                for (i, square) in square.iter_mut().enumerate().take(count.saturating_sub(lane)) {
-                    let row = &rows[(lane + i) * stride + f..][..width];
-                    each(row, square, |x, to| *to = x.widened().to_bits());
-                }
+                let row = |i: usize| &rows[(lane + i) * stride + f..][..width];
+                let mut square: Square = if width == VECTOR && lane + VECTOR <= count {
+                    array::from_fn(|i| {
+                        let row = row(i);
+                        array::from_fn(|j| row[j].widened().to_bits())
+                    })
+                } else {
+                    let mut square = [[0; VECTOR]; VECTOR];
+                    for (i, square) in square.iter_mut().enumerate().take(count.saturating_sub(lane)) {
+                        each(row(i), square, |x, to| *to = x.widened().to_bits());
+                    }
+                    square
+                };
                 transpose_square(&mut square);
                 for (i, column) in square[..width].iter().enumerate() {
                     let to = &mut to[(f + i) * lanes + lane..][..VECTOR];

@@ -13,6 +13,10 @@ pub(super) fn transpose_square(square: &mut Square) {
         // SAFETY: the machine has AVX-512 F.
         unsafe { with_avx512(square) };
         return;
+    } else if Isa::detect() >= Isa::Avx2 {
+        // SAFETY: the machine has AVX2.
+        unsafe { with_avx2(square) };
+        return;
     }
     with_halves(square);
 }
@@ -39,6 +43,66 @@ fn interleave(from: &Square, to: &mut Square) {
             to[2 * i + 1][2 * j + 1] = b[HALF + j];
         }
     }
+}
+
+/// By quarters of the square: two stay where they are, two change places. Within one by pairs of rows, pairs of pairs, and halves of vectors.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2")]
+fn with_avx2(square: &mut Square) {
+    use std::arch::x86_64::{
+        __m256i, _mm256_loadu_si256, _mm256_permute2x128_si256, _mm256_storeu_si256,
+        _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64,
+    };
+
+    const HALF: usize = VECTOR / 2;
+    /// Of two vectors the low halves, and the high halves.
+    const LOW: i32 = 0x20;
+    const HIGH: i32 = 0x31;
+
+    type Quarter = [__m256i; HALF];
+    let load = |square: &Square, row: usize, column: usize| -> Quarter {
+        // SAFETY: half a row of the square is a vector of 8 words.
+        let half =
+            |i: usize| unsafe { _mm256_loadu_si256(square[row + i][column..].as_ptr().cast()) };
+        std::array::from_fn(half)
+    };
+    let turn = |rows: Quarter| -> Quarter {
+        // Columns c and 4 + c of rows 4 i and on.
+        let quads: [[__m256i; 4]; 2] = std::array::from_fn(|quad| {
+            let [a, b, c, d] = std::array::from_fn(|i| rows[4 * quad + i]);
+            let low = [_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d)];
+            let high = [_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d)];
+            [
+                _mm256_unpacklo_epi64(low[0], low[1]),
+                _mm256_unpackhi_epi64(low[0], low[1]),
+                _mm256_unpacklo_epi64(high[0], high[1]),
+                _mm256_unpackhi_epi64(high[0], high[1]),
+            ]
+        });
+        std::array::from_fn(|column| {
+            let [a, b] = quads.map(|quad| quad[column % 4]);
+            if column < 4 {
+                _mm256_permute2x128_si256::<LOW>(a, b)
+            } else {
+                _mm256_permute2x128_si256::<HIGH>(a, b)
+            }
+        })
+    };
+    let store = |square: &mut Square, row: usize, column: usize, quarter: Quarter| {
+        for (i, half) in quarter.into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { _mm256_storeu_si256(square[row + i][column..].as_mut_ptr().cast(), half) };
+        }
+    };
+    for place in [0, HALF] {
+        let quarter = turn(load(square, place, place));
+        store(square, place, place, quarter);
+    }
+    let above = turn(load(square, 0, HALF));
+    let below = turn(load(square, HALF, 0));
+    store(square, HALF, 0, above);
+    store(square, 0, HALF, below);
 }
 
 /// By 4 rows at a time within the quarters of a vector, then by the quarters of 4 vectors: left to itself the compiler takes the way through memory.
