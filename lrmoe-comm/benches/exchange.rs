@@ -1,5 +1,5 @@
-//! All-to-alls against what they are measured by: a plain copy of the same bytes for threads; for processes a program in C, compiled with `mpicc`,
-//! that calls `MPI_Alltoallv` on buffers of the same sizes. Both take turns in one run; rates are medians, in bytes that all ranks receive per second.
+//! All-to-alls against what they are measured by: for threads a plain copy of the same bytes, and one before which the ranks meet at a barrier, as
+//! ranks that share cores then find less of their bytes in the caches; for processes a program in C, compiled with `mpicc`, that calls `MPI_Alltoallv` on buffers of the same sizes. Both take turns in one run; rates are medians, in bytes that all ranks receive per second.
 //!
 //! `cargo bench -p lrmoe-comm --features mpi`; without the feature or `mpirun`, threads alone.
 
@@ -21,7 +21,9 @@ fn main() {
     if processes::is_rank() {
         return processes::rank();
     }
-    println!("threads: ranks, bytes of a message, plain copy GB/s, all-to-all GB/s, share");
+    println!(
+        "threads: ranks, bytes of a message, plain copy GB/s, copy in step GB/s, all-to-all GB/s, shares"
+    );
     for ranks in RANKS {
         threads(ranks);
     }
@@ -47,10 +49,18 @@ fn median(seconds: impl IntoIterator<Item = f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-fn print(ranks: usize, bytes: usize, [other, ours]: [f64; 2]) {
-    let rate = |seconds: f64| (ranks * ranks * bytes) as f64 / seconds / 1e9;
-    let (other_rate, our_rate, share) = (rate(other), rate(ours), 100.0 * other / ours);
-    println!("{ranks:5} {bytes:10} {other_rate:8.2} {our_rate:8.2} {share:6.0} %");
+/// Rates, the last one ours, and its shares of the others.
+fn print(ranks: usize, bytes: usize, seconds: &[f64]) {
+    print!("{ranks:5} {bytes:10}");
+    for seconds in seconds {
+        print!(" {:8.2}", (ranks * ranks * bytes) as f64 / seconds / 1e9);
+    }
+    if let [others @ .., ours] = seconds {
+        for other in others {
+            print!(" {:6.0} %", 100.0 * other / ours);
+        }
+    }
+    println!();
 }
 
 fn threads(ranks: usize) {
@@ -70,17 +80,21 @@ fn threads(ranks: usize) {
                         let copy = seconds(ranks, bytes, meet, || {
                             recv.copy_from_slice(std::hint::black_box(&send));
                         });
+                        let in_step = seconds(ranks, bytes, meet, || {
+                            comm.barrier().unwrap();
+                            recv.copy_from_slice(std::hint::black_box(&send));
+                        });
                         let ours = seconds(ranks, bytes, meet, || {
                             comm.all_to_all(&send, &counts, &mut recv, &counts).unwrap();
                         });
-                        [copy, ours]
+                        [copy, in_step, ours]
                     };
                     // The first round only warms up.
                     let rounds: Vec<_> = (0..=ROUNDS).map(&mut round).skip(1).collect();
                     let medians =
-                        [0, 1].map(|which| median(rounds.iter().map(|round| round[which])));
+                        [0, 1, 2].map(|which| median(rounds.iter().map(|round| round[which])));
                     if comm.rank() == 0 {
-                        print(ranks, bytes, medians);
+                        print(ranks, bytes, &medians);
                     }
                 }
             });
@@ -154,7 +168,7 @@ mod processes {
                 };
                 for (size, bytes) in SIZES.into_iter().enumerate() {
                     let of = |which: usize| median(turns.iter().map(|turn| turn[which][size]));
-                    print(ranks, bytes, [of(0), of(1)]);
+                    print(ranks, bytes, &[of(0), of(1)]);
                 }
             }
         }

@@ -90,6 +90,8 @@ impl Post {
 /// A rank's post, and the loan of its memory, which ends when this is dropped.
 pub(super) struct Lending<'a> {
     mailbox: &'a RwLock<Post>,
+    /// Whether the others read the rank's own memory.
+    lends: bool,
 }
 
 impl<'a> Lending<'a> {
@@ -107,13 +109,14 @@ impl<'a> Lending<'a> {
             known.clear();
             known.extend_from_slice(counts);
         }
-        if send.iter().map(|part| size_of_val(*part)).sum::<usize>() <= MOST_COPIED {
-            post.copy(send);
-        } else {
+        let lends = send.iter().map(|part| size_of_val(*part)).sum::<usize>() > MOST_COPIED;
+        if lends {
             let lent = |part: &&[T]| Lent(bytemuck::cast_slice(part));
             post.parts = Parts::Lent(send.iter().map(lent).collect());
+        } else {
+            post.copy(send);
         }
-        Self { mailbox }
+        Self { mailbox, lends }
     }
 }
 
@@ -121,11 +124,7 @@ impl Drop for Lending<'_> {
     /// Waits for ranks that are reading: they copy or sum a finite number of bytes, and wait for
     /// nothing meanwhile.
     fn drop(&mut self) {
-        let lent = |mailbox: &RwLock<Post>| {
-            let post = mailbox.read().unwrap_or_else(PoisonError::into_inner);
-            post.is_lent()
-        };
-        if lent(self.mailbox) {
+        if self.lends {
             let mut post = self.mailbox.write().unwrap_or_else(PoisonError::into_inner);
             post.parts = Parts::Withdrawn;
         }

@@ -1,5 +1,5 @@
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,8 @@ pub(super) struct World {
     changed: Condvar,
     /// As in the meeting, for ranks that look before they sleep.
     held: AtomicU64,
+    /// Whether the meeting has a failure, or a rank that left.
+    ended: AtomicBool,
     posts: [Vec<RwLock<Post>>; 2],
 }
 
@@ -77,6 +79,7 @@ impl World {
             meeting: Mutex::new(meeting),
             changed: Condvar::new(),
             held: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
             posts: [posts(), posts()],
         }
     }
@@ -94,7 +97,9 @@ impl World {
     ) -> Result<R, Error> {
         let start = Instant::now();
         // After a failure a slower rank may still be reading, so nothing may be posted.
-        self.meeting().check(call, start)?;
+        if self.ended.load(Ordering::Acquire) {
+            self.meeting().check(call, start)?;
+        }
         let _lending = Lending::new(&self.posts[turn][rank], call, counts, send);
         self.meet(rank, call)?;
         let (result, lent) = {
@@ -161,6 +166,7 @@ impl World {
                     waited,
                 };
                 meeting.failure = Some(error.clone());
+                self.ended.store(true, Ordering::Release);
                 self.changed.notify_all();
                 return Err(error);
             };
@@ -177,12 +183,14 @@ impl World {
     /// Ends the world with this error unless it has ended already.
     pub(super) fn fail(&self, error: Error) -> Error {
         self.meeting().failure.get_or_insert_with(|| error.clone());
+        self.ended.store(true, Ordering::Release);
         self.changed.notify_all();
         error
     }
 
     pub(super) fn leave(&self, rank: usize) {
         self.meeting().left.get_or_insert(rank);
+        self.ended.store(true, Ordering::Release);
         self.changed.notify_all();
     }
 
