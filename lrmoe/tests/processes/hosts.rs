@@ -80,11 +80,14 @@ pub(crate) fn a_link_is_cut() -> Result<(), Failed> {
     assert_success(&folder.threads(&format!("{RUN} --out whole")));
     let hosts = Hosts::new();
     let [a, b] = hosts.0.clone();
-    // Instead of a remote shell: mpirun runs in one namespace and starts its daemon in the other.
+    // Instead of a remote shell: mpirun runs in one namespace and starts its daemon in the other, where process ids are others
+    // too. Else the ranks would meet in shared memory, which no cable cuts.
     let agent = folder.path("agent");
     std::fs::write(
         &agent,
-        format!("#!/bin/sh\nshift\nexec ip netns exec {b} sh -c \"$*\"\n"),
+        format!(
+            "#!/bin/sh\nshift\nexec ip netns exec {b} unshare --pid --fork --kill-child sh -c \"$*\"\n"
+        ),
     )?;
     std::fs::set_permissions(&agent, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let settings = format!(
