@@ -1,5 +1,6 @@
 //! All-to-alls against what they are measured by: for threads a plain copy of the same bytes, and one before which the ranks meet at a barrier, as
-//! ranks that share cores then find less of their bytes in the caches; for processes a program in C, compiled with `mpicc`, that calls `MPI_Alltoallv` on buffers of the same sizes. Both take turns in one run; rates are medians, in bytes that all ranks receive per second.
+//! ranks that share cores then find less of their bytes in the caches; for processes a program in C, compiled with `mpicc`, that calls
+//! `MPI_Alltoallv` on buffers of the same sizes. All take turns in one run; rates are medians, in bytes that all ranks receive per second.
 //!
 //! `cargo bench -p lrmoe-comm --features mpi`; without the feature or `mpirun`, threads alone.
 

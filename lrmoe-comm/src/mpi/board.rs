@@ -135,8 +135,8 @@ impl Board {
         self.source_word(number, peer)
             .store(address, Ordering::Relaxed);
         if bytes.len() <= INLINE {
-            // SAFETY: a part has room for them, and no rank reads it before this one comes or after it came to the
-            // exchange before.
+            // SAFETY: a part has room for them, and no rank reads it now: what it held two exchanges ago was read before the
+            // exchange in between, and what it gets is read once this rank has come.
             unsafe {
                 self.part(number, peer)
                     .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())

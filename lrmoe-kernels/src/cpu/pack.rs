@@ -219,6 +219,7 @@ fn square_of(columns: &[f32], lanes: usize, lane: usize, f: usize, width: usize)
         let column = &columns[(f + i) * lanes + lane..][..VECTOR];
         array::from_fn(|j| column[j].to_bits())
     };
+    // Whole squares, nearly all, are not zeroed first; so in `rows_to_columns`.
     let mut square: Square = if width == VECTOR {
         array::from_fn(column)
     } else {
