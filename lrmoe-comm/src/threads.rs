@@ -1,4 +1,8 @@
+mod meetings;
+#[cfg(all(loom, test))]
+mod model;
 mod post;
+mod sync;
 mod world;
 
 use std::sync::Arc;
@@ -6,9 +10,9 @@ use std::time::Duration;
 
 use crate::check::Caller;
 use crate::element::reduce;
-use crate::transport::{Counts, Transport, collective_over_transport};
+use crate::transport::{Counts, Transport, collective_over_transport, keep};
 use crate::{Call, Element, Error, Reduction};
-use world::World;
+use world::{Posts, World};
 
 /// Ranks of a world at most: more threads than any process runs.
 const MOST_RANKS: usize = 1 << 16;
@@ -16,10 +20,10 @@ const MOST_RANKS: usize = 1 << 16;
 /// One rank of a world whose ranks are threads of this process.
 ///
 /// The ranks meet and then take what they need from each other: small parts from mailboxes into
-/// which their senders have copied them, parts of more than 64 KiB together straight from the
-/// sender's buffer, which the sender gets back at a second meeting. A rank keeps two mailboxes, as
-/// large as the largest small message so far; no other memory proportional to a message is
-/// allocated.
+/// which their senders have copied them, parts of more than 16 KiB together straight from the
+/// sender's buffer, which the sender gets back once all have taken theirs. A rank keeps two
+/// mailboxes, as large as the largest small message so far; no other memory proportional to a
+/// message is allocated.
 ///
 /// A waiting rank blocks its thread, so ranks must not be tasks of one shared pool. Dropping a rank
 /// tells the others.
@@ -27,8 +31,6 @@ const MOST_RANKS: usize = 1 << 16;
 pub struct Threads {
     world: Arc<World>,
     caller: Caller,
-    /// Which of the two mailboxes the next exchange uses.
-    turn: usize,
 }
 
 impl Threads {
@@ -49,15 +51,8 @@ impl Threads {
         let of_rank = |rank| Self {
             world: Arc::clone(&world),
             caller: Caller { rank, ranks },
-            turn: 0,
         };
         Ok((0..ranks).map(of_rank).collect())
-    }
-
-    fn next_turn(&mut self) -> usize {
-        let turn = self.turn;
-        self.turn = 1 - turn;
-        turn
     }
 }
 
@@ -80,15 +75,18 @@ impl Transport for Threads {
         recv: &mut [&mut [T]],
     ) -> Result<(), Error> {
         let Caller { rank, ranks } = self.caller;
-        let turn = self.next_turn();
-        self.world
-            .exchange(rank, turn, call, counts, send, |posts| {
-                // Each rank starts with its neighbour, so that not all read from the same one.
-                for peer in (rank + 1..ranks).chain(0..rank) {
-                    let part = posts[peer].part(rank);
-                    bytemuck::cast_slice_mut(recv[peer]).copy_from_slice(part);
-                }
-            })
+        let own = std::mem::take(&mut recv[rank]);
+        let take = |posts: &Posts<'_>| {
+            // Each rank starts with its neighbour, so that not all read from the same one.
+            for peer in (rank + 1..ranks).chain(0..rank) {
+                bytemuck::cast_slice_mut(recv[peer]).copy_from_slice(posts.part(peer, rank));
+            }
+        };
+        // SAFETY: there is one `Threads` for each rank, and it is borrowed until this returns.
+        unsafe {
+            self.world
+                .exchange(rank, call, counts, send, take, || keep(send[rank], own))
+        }
     }
 
     fn reduce<T: Element>(
@@ -98,16 +96,17 @@ impl Transport for Threads {
         reduction: Reduction,
         mine: &mut [T],
     ) -> Result<Option<usize>, Error> {
-        let rank = self.caller.rank;
-        let turn = self.next_turn();
-        self.world.exchange(rank, turn, call, None, send, |posts| {
-            let sources: Vec<&[u8]> = posts.iter().map(|post| post.part(rank)).collect();
+        let Caller { rank, ranks } = self.caller;
+        let sum = |posts: &Posts<'_>| {
+            let sources: Vec<&[u8]> = (0..ranks).map(|peer| posts.part(peer, rank)).collect();
             reduce(&sources, rank, reduction, mine).err()
-        })
+        };
+        // SAFETY: as above.
+        unsafe { self.world.exchange(rank, call, None, send, sum, || ()) }
     }
 
     fn fail(&mut self, error: Error) -> Error {
-        self.world.fail(error)
+        self.world.fail(self.caller.rank, error)
     }
 }
 

@@ -16,7 +16,8 @@ pub(crate) type Counts<'a> = [&'a [usize]; 2];
 pub(crate) trait Transport {
     fn caller(&self) -> Caller;
 
-    /// Gives `send[p]` to every peer p and receives `recv[p]` from it; own entries are left alone.
+    /// Gives `send[p]` to every peer p and receives `recv[p]` from it. An own entry of `recv` gets that
+    /// of `send`, unless it is empty.
     fn exchange<T: Element>(
         &mut self,
         call: Call,
@@ -41,6 +42,13 @@ pub(crate) trait Transport {
     fn fail(&mut self, error: Error) -> Error;
 }
 
+/// The own entry of an exchange, of which all ranks have seen that its lengths agree.
+pub(crate) fn keep<T: Copy>(send: &[T], recv: &mut [T]) {
+    if !recv.is_empty() {
+        recv.copy_from_slice(send);
+    }
+}
+
 pub(crate) fn all_to_all<W: Transport, T: Element>(
     world: &mut W,
     send: &[T],
@@ -54,10 +62,7 @@ pub(crate) fn all_to_all<W: Transport, T: Element>(
         .map_err(|error| world.fail(error))?;
     let send = parts(send, send_counts);
     let mut recv = parts_mut(recv, recv_counts);
-    world.exchange(call, Some([send_counts, recv_counts]), &send, &mut recv)?;
-    // Every rank has checked that both counts are the same.
-    recv[caller.rank].copy_from_slice(send[caller.rank]);
-    Ok(())
+    world.exchange(call, Some([send_counts, recv_counts]), &send, &mut recv)
 }
 
 pub(crate) fn all_gather<W: Transport, T: Element>(
@@ -70,7 +75,6 @@ pub(crate) fn all_gather<W: Transport, T: Element>(
         .all_gather(mine, all)
         .map_err(|error| world.fail(error))?;
     let mut all = parts_mut(all, &vec![mine.len(); caller.ranks]);
-    all[caller.rank].copy_from_slice(mine);
     world.exchange(call, None, &vec![mine; caller.ranks], &mut all)
 }
 

@@ -10,7 +10,7 @@ use super::slot::{Channel, Code};
 use super::staging::CHUNK;
 use crate::check::{Caller, counts_agree};
 use crate::element::reduce;
-use crate::transport::{Counts, Transport};
+use crate::transport::{Counts, Transport, keep};
 use crate::{Call, Element, Error, Reduction};
 
 /// How long a rank that ends the world, or leaves it, stays to see its last words sent.
@@ -280,6 +280,9 @@ impl Mpi {
             }
         }
         self.tell_read(call)?;
+        // While the others read.
+        let own = self.caller.rank;
+        keep(bytemuck::cast_slice(send[own]), recv[own]);
         self.part(call, send, |world| {
             let mut taken = false;
             for rank in world.others() {

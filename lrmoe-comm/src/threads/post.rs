@@ -1,38 +1,29 @@
-//! What a rank gives to the others in one exchange.
-
 use std::ops::Range;
-use std::sync::{PoisonError, RwLock};
 
 use crate::transport::Counts;
 use crate::{Call, Element};
 
-/// Parts of up to so many bytes together are copied into the mailbox; above, a second meeting costs
-/// less than the copy.
-const MOST_COPIED: usize = 64 << 10;
+/// Parts of up to so many bytes together are copied into the mailbox; above, to wait until they are
+/// read costs less than the copy.
+const MOST_COPIED: usize = if cfg!(loom) { 8 } else { 16 << 10 };
 
-/// A rank's mailbox.
+/// What a rank gives to the others in one exchange: its mailbox.
 pub(super) struct Post {
     pub(super) call: Call,
     /// Of an all-to-all: what the rank sends to each peer, then what it expects from each.
     pub(super) counts: [Vec<usize>; 2],
+    /// Whether the others read the rank's own memory.
+    pub(super) lent: bool,
+    /// What each peer takes: of the bytes here, or of the rank's own memory.
+    copied: Vec<Range<usize>>,
     bytes: Vec<u8>,
-    parts: Parts,
-}
-
-/// What the others take, by rank.
-enum Parts {
-    /// Where each part lies in the mailbox's bytes.
-    Copied(Vec<Range<usize>>),
-    /// Parts in the rank's own memory.
-    Lent(Vec<Lent>),
-    /// Parts that were lent and whose owner has given up.
-    Withdrawn,
+    lendings: Vec<Lent>,
 }
 
 /// Bytes that belong to the caller of a rank that waits.
 struct Lent(*const [u8]);
 
-// SAFETY: the bytes are only read, from any thread, while `Lending` keeps them borrowed.
+// SAFETY: the bytes are only read, from any thread, while `World::exchange` keeps them borrowed.
 unsafe impl Send for Lent {}
 // SAFETY: as above.
 unsafe impl Sync for Lent {}
@@ -42,91 +33,70 @@ impl Post {
         Self {
             call: Call::Barrier,
             counts: [vec![], vec![]],
+            lent: false,
+            copied: vec![],
             bytes: vec![],
-            parts: Parts::Withdrawn,
+            lendings: vec![],
         }
     }
 
-    /// Whether the others read the rank's own memory.
-    pub(super) fn is_lent(&self) -> bool {
-        matches!(self.parts, Parts::Lent(_))
-    }
-
-    pub(super) fn is_withdrawn(&self) -> bool {
-        matches!(self.parts, Parts::Withdrawn)
-    }
-
-    /// The bytes for this rank; none if they were withdrawn.
-    pub(super) fn part(&self, rank: usize) -> &[u8] {
-        match &self.parts {
-            Parts::Copied(ranges) => &self.bytes[ranges[rank].clone()],
-            // SAFETY: `Lending::new` took the pointer from a slice that it keeps borrowed, and takes
-            // it away under the mailbox's write lock before the borrow ends. `self` is borrowed, so
-            // its reader holds the read lock.
-            Parts::Lent(parts) => unsafe { &*parts[rank].0 },
-            Parts::Withdrawn => &[],
+    /// `send`: what each peer takes; the rank's own entry is left out.
+    pub(super) fn fill<T: Element>(
+        &mut self,
+        rank: usize,
+        call: Call,
+        counts: Option<Counts<'_>>,
+        send: &[&[T]],
+    ) {
+        self.call = call;
+        let counts = counts.unwrap_or_default();
+        for (known, counts) in self.counts.iter_mut().zip(counts) {
+            known.clear();
+            known.extend_from_slice(counts);
+        }
+        let parts = || {
+            let peer = |peer: usize| if peer == rank { &[][..] } else { send[peer] };
+            (0..send.len()).map(peer)
+        };
+        self.lent = parts().map(size_of_val).sum::<usize>() > MOST_COPIED;
+        if self.lent {
+            self.lendings.clear();
+            let lent = |part| Lent(bytemuck::cast_slice(part));
+            self.lendings.extend(parts().map(lent));
+        } else {
+            self.copy(parts());
         }
     }
 
     /// Copies the parts. The same memory for several ranks is copied once.
-    fn copy<T: Element>(&mut self, send: &[&[T]]) {
+    fn copy<'a, T: Element>(&mut self, parts: impl Iterator<Item = &'a [T]>) {
         self.bytes.clear();
-        let mut ranges: Vec<Range<usize>> = Vec::with_capacity(send.len());
-        for (rank, part) in send.iter().enumerate() {
-            let range = match ranges.last() {
-                Some(last) if std::ptr::eq(*part, send[rank - 1]) => last.clone(),
-                _ => {
-                    let start = self.bytes.len();
-                    self.bytes.extend_from_slice(bytemuck::cast_slice(part));
-                    start..self.bytes.len()
-                }
-            };
-            ranges.push(range);
+        self.copied.clear();
+        let mut last = (&[][..], 0..0);
+        for part in parts {
+            if !part.is_empty() && !std::ptr::eq(part, last.0) {
+                let start = self.bytes.len();
+                self.bytes.extend_from_slice(bytemuck::cast_slice(part));
+                last = (part, start..self.bytes.len());
+            }
+            let none = || 0..0;
+            self.copied.push(if part.is_empty() {
+                none()
+            } else {
+                last.1.clone()
+            });
         }
-        self.parts = Parts::Copied(ranges);
     }
-}
 
-/// A rank's post, and the loan of its memory, which ends when this is dropped.
-pub(super) struct Lending<'a> {
-    mailbox: &'a RwLock<Post>,
-    /// Whether the others read the rank's own memory.
-    lends: bool,
-}
-
-impl<'a> Lending<'a> {
-    /// Fills the mailbox. `send`: what each peer takes, borrowed for as long as the loan lasts.
-    pub(super) fn new<T: Element>(
-        mailbox: &'a RwLock<Post>,
-        call: Call,
-        counts: Option<Counts<'_>>,
-        send: &'a [&'a [T]],
-    ) -> Self {
-        let mut post = mailbox.write().unwrap_or_else(PoisonError::into_inner);
-        post.call = call;
-        let counts = counts.unwrap_or_default();
-        for (known, counts) in post.counts.iter_mut().zip(counts) {
-            known.clear();
-            known.extend_from_slice(counts);
-        }
-        let lends = send.iter().map(|part| size_of_val(*part)).sum::<usize>() > MOST_COPIED;
-        if lends {
-            let lent = |part: &&[T]| Lent(bytemuck::cast_slice(part));
-            post.parts = Parts::Lent(send.iter().map(lent).collect());
-        } else {
-            post.copy(send);
-        }
-        Self { mailbox, lends }
-    }
-}
-
-impl Drop for Lending<'_> {
-    /// Waits for ranks that are reading: they copy or sum a finite number of bytes, and wait for
-    /// nothing meanwhile.
-    fn drop(&mut self) {
-        if self.lends {
-            let mut post = self.mailbox.write().unwrap_or_else(PoisonError::into_inner);
-            post.parts = Parts::Withdrawn;
+    /// The bytes for this rank.
+    ///
+    /// # Safety
+    /// What is lent must still be borrowed.
+    pub(super) unsafe fn part(&self, rank: usize) -> &[u8] {
+        match self.lent {
+            // SAFETY: the pointer is that of a slice, which the caller says is still borrowed.
+            true => unsafe { &*self.lendings[rank].0 },
+            false => &self.bytes[self.copied[rank].clone()],
         }
     }
 }

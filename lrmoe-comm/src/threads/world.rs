@@ -1,228 +1,158 @@
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::post::{Lending, Post};
+use super::meetings::Meetings;
+use super::post::Post;
+use super::sync::UnsafeCell;
 use crate::check::counts_agree;
 use crate::transport::Counts;
 use crate::{Call, Element, Error};
 
-/// Everyone's posts of one exchange, by rank.
-type Posts<'a> = Vec<RwLockReadGuard<'a, Post>>;
-
-/// What the ranks share: two mailboxes each, and the meeting point.
+/// What the ranks share: two mailboxes each, and where they meet.
 ///
-/// Exchanges take the mailboxes in turns. A rank writes a mailbox again two exchanges later, after
-/// the meeting in between, and every rank has read it before coming to that meeting. Memory that is
-/// lent is read before a second meeting. So no lock on a mailbox is ever waited for, except by a rank
-/// that gives up while another is reading what it lent.
+/// To its exchange n (from 1 on) a rank comes twice: to meeting 2n - 1 once it has posted, and to
+/// meeting 2n once it has read what the others posted. Who has lent memory waits for the latter.
+/// Exchanges take the mailboxes in turns, so a rank writes one again after the next exchange's first
+/// meeting, to which every rank came after it had read it.
 pub(super) struct World {
-    deadline: Duration,
-    meeting: Mutex<Meeting>,
-    changed: Condvar,
-    /// As in the meeting, for ranks that look before they sleep.
-    held: AtomicU64,
-    /// Whether the meeting has a failure, or a rank that left.
-    ended: AtomicBool,
-    posts: [Vec<RwLock<Post>>; 2],
+    meetings: Meetings,
+    mailboxes: Vec<[UnsafeCell<Post>; 2]>,
 }
 
-/// Looks at whether all have come before a rank lets other threads run in between, and before it sleeps: to wake it takes longer than
-/// most meetings.
-const EAGER: usize = 100;
-const LOOKS: usize = 200;
+// SAFETY: a mailbox is written by its own rank's thread alone, between meetings to which the readers
+// come before and after it, as said above; `Post` is both `Send` and `Sync`.
+unsafe impl Sync for World {}
 
-struct Meeting {
-    /// Who has come to the next meeting.
-    arrived: Vec<bool>,
-    /// Meetings that everyone has come to.
-    held: u64,
-    /// Ranks that sleep until something changes.
-    asleep: usize,
-    /// The first rank that was dropped.
-    left: Option<usize>,
-    failure: Option<Error>,
+/// Everyone's posts of one exchange, while they may be read.
+pub(super) struct Posts<'a> {
+    world: &'a World,
+    turn: usize,
 }
 
-impl Meeting {
-    /// Refuses to go on in a world that has failed or lost a rank.
-    fn check(&mut self, collective: Call, start: Instant) -> Result<(), Error> {
-        if self.failure.is_none() {
-            self.failure = self.left.map(|rank| Error::PeerLost {
-                rank,
-                collective,
-                waited: start.elapsed(),
-            });
-        }
-        self.failure.clone().map_or(Ok(()), Err)
+impl Posts<'_> {
+    /// The bytes that a rank gives to another.
+    pub(super) fn part(&self, from: usize, to: usize) -> &[u8] {
+        // SAFETY: `World::exchange` makes posts where they may be read, and `Meetings::read` lasts.
+        unsafe { self.post(from).part(to) }
     }
 
-    /// The lowest rank that has not come.
-    fn missing(&self) -> usize {
-        self.arrived.iter().take_while(|&&arrived| arrived).count()
+    fn post(&self, rank: usize) -> &Post {
+        // SAFETY: every rank has posted, and writes this mailbox again only after this one has come
+        // to the next exchange.
+        self.world.mailboxes[rank][self.turn].with(|post| unsafe { &*post })
+    }
+
+    /// Every rank sees the same posts, so every rank comes to the same verdict.
+    fn agree(&self) -> Result<(), Error> {
+        let expected = self.post(0).call;
+        for rank in 1..self.world.ranks() {
+            let found = self.post(rank).call;
+            if found != expected {
+                return Err(Error::Mismatch {
+                    rank,
+                    found,
+                    expected,
+                });
+            }
+        }
+        match expected {
+            Call::AllToAll { .. } => counts_agree(
+                self.world.ranks(),
+                |rank| &self.post(rank).counts[0],
+                |rank| &self.post(rank).counts[1],
+            ),
+            _ => Ok(()),
+        }
     }
 }
 
 impl World {
     pub(super) fn new(ranks: usize, deadline: Duration) -> Self {
-        let posts = || (0..ranks).map(|_| RwLock::new(Post::empty())).collect();
-        let meeting = Meeting {
-            arrived: vec![false; ranks],
-            held: 0,
-            asleep: 0,
-            left: None,
-            failure: None,
-        };
+        let mailboxes = |_| [(); 2].map(|()| UnsafeCell::new(Post::empty()));
         Self {
-            deadline,
-            meeting: Mutex::new(meeting),
-            changed: Condvar::new(),
-            held: AtomicU64::new(0),
-            ended: AtomicBool::new(false),
-            posts: [posts(), posts()],
+            meetings: Meetings::new(ranks, deadline),
+            mailboxes: (0..ranks).map(mailboxes).collect(),
         }
     }
 
+    pub(super) fn ranks(&self) -> usize {
+        self.mailboxes.len()
+    }
+
     /// Posts `send`, meets the other ranks, and has `read` take what it needs from their posts once
-    /// they are seen to agree.
-    pub(super) fn exchange<T: Element, R>(
+    /// they are seen to agree. `meanwhile`: what is left to do then, while the others read.
+    ///
+    /// # Safety
+    /// A rank must be in one exchange at a time.
+    pub(super) unsafe fn exchange<T: Element, R>(
         &self,
         rank: usize,
-        turn: usize,
         call: Call,
         counts: Option<Counts<'_>>,
         send: &[&[T]],
         read: impl FnOnce(&Posts<'_>) -> R,
+        meanwhile: impl FnOnce(),
     ) -> Result<R, Error> {
-        let start = Instant::now();
+        let meetings = &self.meetings;
+        // The first meeting of the next exchange, also after one that was given up between its two.
+        let posted = meetings.latest(rank).next_multiple_of(2) + 1;
+        let turn = (posted / 2 % 2) as usize;
         // After a failure a slower rank may still be reading, so nothing may be posted.
-        if self.ended.load(Ordering::Acquire) {
-            self.meeting().check(call, start)?;
-        }
-        let _lending = Lending::new(&self.posts[turn][rank], call, counts, send);
-        self.meet(rank, call)?;
-        let (result, lent) = {
-            let read_lock = |post| RwLock::read(post).unwrap_or_else(PoisonError::into_inner);
-            let posts: Posts<'_> = self.posts[turn].iter().map(read_lock).collect();
-            agree(&posts).map_err(|error| self.fail(error))?;
-            if let Some(rank) = posts.iter().position(|post| post.is_withdrawn()) {
-                self.meeting().check(call, start)?;
-                return Err(self.fail(Error::PeerLost {
-                    rank,
-                    collective: call,
-                    waited: start.elapsed(),
-                }));
-            }
-            (read(&posts), posts.iter().any(|post| post.is_lent()))
+        meetings.open(posted, call)?;
+        let lent = self.mailboxes[rank][turn].with_mut(|post| {
+            // SAFETY: the mailbox of this rank, which is here alone. The others have read what was in
+            // it: this one waited for them in the exchange before, and has not failed since.
+            let post = unsafe { &mut *post };
+            post.fill(rank, call, counts, send);
+            post.lent
+        });
+        let taken = posted + 1;
+        let loan = || Loan {
+            meetings,
+            rank,
+            taken,
         };
+        let _loan = lent.then(loan);
+        meetings.come(rank, posted);
+        meetings.wait(posted, call)?;
+        let posts = Posts { world: self, turn };
+        let result = meetings.read(rank, taken, call, || posts.agree().map(|()| read(&posts)))?;
+        let result = result.map_err(|error| meetings.fail(rank, error))?;
+        meetings.come(rank, taken);
+        meanwhile();
         if lent {
-            self.meet(rank, call)?;
+            meetings.wait(taken, call)?;
         }
         Ok(result)
     }
 
-    /// Returns once every rank is here, or has failed to come.
-    fn meet(&self, rank: usize, call: Call) -> Result<(), Error> {
-        let start = Instant::now();
-        let mut meeting = self.meeting();
-        meeting.check(call, start)?;
-        meeting.arrived[rank] = true;
-        if meeting.arrived.iter().all(|&arrived| arrived) {
-            meeting.arrived.fill(false);
-            meeting.held += 1;
-            self.held.store(meeting.held, Ordering::Release);
-            if meeting.asleep > 0 {
-                self.changed.notify_all();
-            }
-            return Ok(());
-        }
-        let held = meeting.held;
-        drop(meeting);
-        for look in 0..LOOKS {
-            if self.held.load(Ordering::Acquire) != held {
-                return Ok(());
-            }
-            match look < EAGER {
-                true => std::hint::spin_loop(),
-                false => std::thread::yield_now(),
-            }
-        }
-        meeting = self.meeting();
-        loop {
-            if meeting.held != held {
-                return Ok(());
-            }
-            meeting.check(call, start)?;
-            let waited = start.elapsed();
-            let Some(left) = self
-                .deadline
-                .checked_sub(waited)
-                .filter(|left| !left.is_zero())
-            else {
-                let error = Error::Deadline {
-                    rank: meeting.missing(),
-                    collective: call,
-                    waited,
-                };
-                meeting.failure = Some(error.clone());
-                self.ended.store(true, Ordering::Release);
-                self.changed.notify_all();
-                return Err(error);
-            };
-            meeting.asleep += 1;
-            meeting = self
-                .changed
-                .wait_timeout(meeting, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-            meeting.asleep -= 1;
-        }
-    }
-
-    /// Ends the world with this error unless it has ended already.
-    pub(super) fn fail(&self, error: Error) -> Error {
-        self.meeting().failure.get_or_insert_with(|| error.clone());
-        self.ended.store(true, Ordering::Release);
-        self.changed.notify_all();
-        error
+    pub(super) fn fail(&self, rank: usize, error: Error) -> Error {
+        self.meetings.fail(rank, error)
     }
 
     pub(super) fn leave(&self, rank: usize) {
-        self.meeting().left.get_or_insert(rank);
-        self.ended.store(true, Ordering::Release);
-        self.changed.notify_all();
+        self.meetings.leave(rank);
     }
+}
 
-    fn meeting(&self) -> MutexGuard<'_, Meeting> {
-        self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
+/// Memory that a rank has lent to the others, which this takes back.
+struct Loan<'a> {
+    meetings: &'a Meetings,
+    rank: usize,
+    /// The meeting until which it is lent.
+    taken: u64,
+}
+
+impl Drop for Loan<'_> {
+    fn drop(&mut self) {
+        self.meetings.take_back(self.rank, self.taken);
     }
 }
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("World")
-            .field("deadline", &self.deadline)
+            .field("deadline", &self.meetings.deadline())
             .finish_non_exhaustive()
-    }
-}
-
-/// Every rank sees the same posts, so every rank comes to the same verdict.
-fn agree(posts: &Posts<'_>) -> Result<(), Error> {
-    let expected = posts[0].call;
-    if let Some(rank) = posts.iter().position(|post| post.call != expected) {
-        return Err(Error::Mismatch {
-            rank,
-            found: posts[rank].call,
-            expected,
-        });
-    }
-    match expected {
-        Call::AllToAll { .. } => counts_agree(
-            posts.len(),
-            |rank| &posts[rank].counts[0],
-            |rank| &posts[rank].counts[1],
-        ),
-        _ => Ok(()),
     }
 }

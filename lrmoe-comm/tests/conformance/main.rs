@@ -167,9 +167,11 @@ fn main() {
         for per_node in [1, 2, 3, 4] {
             let world = InNodes(ranks, per_node, Algorithm::Hierarchical);
             let mut trials = trials(&format!("nodes::{ranks}_by_{per_node}"), world);
-            // The long tests where they meet all cases.
+            // The tests that take or wait long, where they meet all cases.
             let is_full = matches!((ranks, per_node), (8, 2) | (8, 4) | (7, 3));
-            let is_long = |name: &str| name.ends_with("large") || name.contains("::random");
+            let is_long = |name: &str| {
+                name.ends_with("large") || name.ends_with("late") || name.contains("::random")
+            };
             trials.retain(|trial| is_full || !is_long(trial.name()));
             all.extend(trials);
         }
