@@ -123,7 +123,7 @@ pub fn plan(data: &[u8]) {
         ][usize::from(input.quota_policy % 4)],
         profile: profile.as_ref(),
         floor: input.floor,
-        seconds: input.seconds.map(moderate),
+        seconds: input.seconds,
     };
     match lrmoe_plan::plan(&request) {
         Ok(found) => {
@@ -198,15 +198,6 @@ fn memory(input: &MemoryInput) -> MemoryModel {
     }
 }
 
-/// Numbers that are refused as they are, the others where rounding changes no row count.
-fn moderate(number: f64) -> f64 {
-    if number > 0.0 && number.is_finite() {
-        number % 1e4
-    } else {
-        number
-    }
-}
-
 /// On the standard one, time binds at these sizes.
 fn cluster(rates: Option<(Rate, Rate)>) -> ClusterSpec {
     let preset = ClusterSpec::preset("8xA100").expect("a preset");
@@ -215,12 +206,11 @@ fn cluster(rates: Option<(Rate, Rate)>) -> ClusterSpec {
         Some((flops, launch)) => (
             match flops {
                 Rate::Power(power) => 10f64.powi((power % 10).into()),
-                Rate::Any(flops) if flops > 0.0 && flops.is_finite() => 1e6,
-                Rate::Any(refused) => refused,
+                Rate::Any(flops) => flops,
             },
             match launch {
                 Rate::Power(hundredths) => f64::from(hundredths) / 100.0,
-                Rate::Any(seconds) => moderate(seconds),
+                Rate::Any(seconds) => seconds,
             },
         ),
     };

@@ -114,14 +114,21 @@ pub(crate) fn rows_within(
     seconds: f64,
 ) -> u64 {
     let flop = backward_flop(shape, stash);
-    let launches = f64::from(instances) * cluster.launch_seconds;
-    if flop == 0.0 {
-        return if launches > seconds { 0 } else { u64::MAX };
+    // In floating point too, more rows never take less; a quotient can be off by many rows where a launch takes far longer than a row.
+    let in_time = |rows| gemm_seconds(cluster, instances, rows, flop) <= seconds;
+    if in_time(u64::MAX) {
+        return u64::MAX;
     }
-    // Rounding may take the quotient past the last row that fits.
-    let rows = ((seconds - launches) * cluster.flops / flop) as u64;
-    let late = gemm_seconds(cluster, instances, rows, flop) > seconds;
-    rows.saturating_sub(late.into())
+    let (mut most, mut late) = (0, u64::MAX);
+    while late - most > 1 {
+        let middle = most + (late - most) / 2;
+        *(if in_time(middle) {
+            &mut most
+        } else {
+            &mut late
+        }) = middle;
+    }
+    most
 }
 
 fn all_to_all_seconds(

@@ -113,8 +113,7 @@ fn check_capacity(request: &PlanRequest<'_>, plan: &Plan, rank: usize) {
         Constraint::Time => assert!(holds(capacity + 1)),
         _ => {}
     }
-    // Rounding may cost the last row.
-    assert!(!holds(capacity + 1) || !in_time(capacity + 2));
+    assert!(!holds(capacity + 1) || !in_time(capacity + 1));
 }
 
 /// Bytes of a rank, every term written out.
