@@ -5,7 +5,7 @@
 //! type `object` are refused: they are pickled, and to unpickle is to run what the file says.
 
 use std::fs::File;
-use std::io::{BufReader, Read, Seek};
+use std::io::{self, BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
@@ -73,6 +73,58 @@ impl Kind {
     }
 }
 
+/// The header of an array.
+struct Head {
+    header: Header,
+    kind: Kind,
+    /// Bytes of the header, and of what it describes.
+    bytes: [u64; 2],
+}
+
+impl Head {
+    /// Reads the header of an array that has so many bytes, header included. Memory is taken for it only if it is within them.
+    fn read(
+        name: &str,
+        from: &mut impl Read,
+        size: u64,
+        options: &ConvertOptions,
+    ) -> io::Result<Result<Self, Fault>> {
+        let length = |expected| Fault::Length {
+            expected,
+            found: size,
+        };
+        let mut head = Vec::new();
+        from.take(12).read_to_end(&mut head)?;
+        let len = match head.strip_prefix(b"\x93NUMPY") {
+            Some(&[1, _, a, b, _, _]) => 10 + u64::from(u16::from_le_bytes([a, b])),
+            Some(&[_, _, a, b, c, d]) => 12 + u64::from(u32::from_le_bytes([a, b, c, d])),
+            _ => 0,
+        };
+        if len > size {
+            return Ok(Err(length(len)));
+        }
+        from.take(len.saturating_sub(12)).read_to_end(&mut head)?;
+        let header = match Header::from_reader(&mut &head[..]) {
+            Ok(header) => header,
+            Err(error) => return Ok(Err(error.into())),
+        };
+        Ok(Kind::of(name, &header, options).and_then(|kind| {
+            let head = head.len() as u64;
+            let sizes = header.shape.iter().map(|n| *n as u64);
+            let data = sizes.fold(kind.element.size as u64, u64::saturating_mul);
+            let (expected, bytes) = (data.saturating_add(head), [head, data]);
+            match expected == size {
+                true => Ok(Self {
+                    header,
+                    kind,
+                    bytes,
+                }),
+                false => Err(length(expected)),
+            }
+        }))
+    }
+}
+
 /// An array whose header has been read.
 struct Array {
     path: PathBuf,
@@ -95,31 +147,16 @@ impl Array {
         let zipped = path
             .extension()
             .is_some_and(|ending| ending.eq_ignore_ascii_case("npz"));
-        let (name, mut file) = if zipped {
-            unzip(path, options.array.as_deref())?
+        let (head, file) = if zipped {
+            unzip(path, options)?
         } else {
             let name = path.file_stem().unwrap_or_default().to_string_lossy();
-            (
-                name.into_owned(),
-                File::open(path).map_err(TraceError::io(path))?,
-            )
+            let mut file = File::open(path).map_err(TraceError::io(path))?;
+            let size = file.metadata().map_err(TraceError::io(path))?.len();
+            let head = Head::read(&name, &mut file, size, options);
+            (head.map_err(TraceError::io(path))?.map_err(whole)?, file)
         };
-        header_fits(&mut file)
-            .map_err(TraceError::io(path))?
-            .map_err(whole)?;
-        let header = Header::from_reader(&mut file).map_err(|error| whole(error.into()))?;
-        let start = file.stream_position().map_err(TraceError::io(path))?;
-        let found = file.metadata().map_err(TraceError::io(path))?.len();
-        let kind = Kind::of(&name, &header, options).map_err(whole)?;
-        let bytes = header
-            .shape
-            .iter()
-            .map(|n| *n as u64)
-            .chain([kind.element.size as u64]);
-        let expected = start.saturating_add(bytes.fold(1, u64::saturating_mul));
-        if expected != found {
-            return Err(whole(Fault::Length { expected, found }));
-        }
+        let Head { header, kind, .. } = head;
         let steps = kind.sizes(&header.shape)[STEPS];
         let whole_array = header.layout.is_fortran() || kind.axes.0[0] != STEPS;
         let array = Self {
@@ -227,27 +264,8 @@ impl Array {
     }
 }
 
-/// The header's length, read before memory is taken for it, is within the file. Lengths of two bytes do no harm.
-fn header_fits(file: &mut File) -> std::io::Result<Result<(), Fault>> {
-    let mut start = Vec::new();
-    file.take(12).read_to_end(&mut start)?;
-    file.rewind()?;
-    let found = file.metadata()?.len();
-    Ok(match start[..] {
-        [_, _, _, _, _, _, version, _, a, b, c, d] if version > 1 => {
-            let expected = 12 + u64::from(u32::from_le_bytes([a, b, c, d]));
-            if expected > found {
-                Err(Fault::Length { expected, found })
-            } else {
-                Ok(())
-            }
-        }
-        _ => Ok(()),
-    })
-}
-
-/// An array of an npz file, unpacked into a temporary file so that it can be read like an npy file.
-fn unzip(path: &Path, name: Option<&str>) -> Result<(String, File), TraceError> {
+/// An array of an npz file: its header, and a temporary file with what this describes, no more of which is unpacked if there is more.
+fn unzip(path: &Path, options: &ConvertOptions) -> Result<(Head, File), TraceError> {
     let whole = |fault| TraceError::invalid(path, Place::default(), fault);
     let file = File::open(path).map_err(TraceError::io(path))?;
     let archive = ZipArchive::new(BufReader::new(file));
@@ -257,7 +275,7 @@ fn unzip(path: &Path, name: Option<&str>) -> Result<(String, File), TraceError> 
         archive.file_names().map(|name| Ok(bare(&name?))).collect();
     let names = names.map_err(|error| whole(error.into()))?;
     let known = |name: &&str| names.iter().any(|known| known == name);
-    let chosen = match (name, names.as_slice()) {
+    let chosen = match (options.array.as_deref(), names.as_slice()) {
         (Some(name), _) => Some(name).filter(known),
         (None, [only]) => Some(only.as_str()),
         (None, _) => KNOWN.iter().copied().find(|name| known(name)),
@@ -270,10 +288,19 @@ fn unzip(path: &Path, name: Option<&str>) -> Result<(String, File), TraceError> 
     let mut entry = archive
         .by_index(index)
         .map_err(|error| whole(error.into()))?;
+    let size = entry.size();
+    let head = Head::read(&chosen, &mut entry, size, options);
+    let head = head.map_err(TraceError::io(path))?.map_err(whole)?;
+    let [start, data] = head.bytes;
     let mut unpacked = tempfile::tempfile().map_err(TraceError::io(path))?;
-    std::io::copy(&mut entry, &mut unpacked).map_err(TraceError::io(path))?;
+    let copied = io::copy(&mut entry.take(data.saturating_add(1)), &mut unpacked);
+    let copied = copied.map_err(TraceError::io(path))?;
+    if copied != data {
+        let (expected, found) = (start + data, start + copied);
+        return Err(whole(Fault::Length { expected, found }));
+    }
     unpacked.rewind().map_err(TraceError::io(path))?;
-    Ok((chosen, unpacked))
+    Ok((head, unpacked))
 }
 
 pub(super) struct Numpy {

@@ -148,6 +148,37 @@ fn big_endian_arrays_are_read() {
     assert_eq!(counts(&folder), [array![[[258, 3]]]]);
 }
 
+/// What is packed may be a thousand times as large as the file: no more is unpacked than the array's header says.
+#[test]
+fn archives_that_unpack_to_more_are_refused() {
+    let folder = Folder::new();
+    let array = npy(&array![[1_i64, 2]]);
+    let packed = [&array[..], &[0; 1 << 20]].concat();
+    let archive = npz(&[("counts", packed.clone())]);
+    let message = |found: usize| {
+        let expected = array.len();
+        format!("its header describes {expected} bytes, the file has {found}")
+    };
+    let refused = |archive: &[u8]| {
+        run(&folder, &[&folder.file("bad.npz", archive)], &options()).expect_err("refused")
+    };
+    let error = refused(&archive);
+    assert!(error.contains(&message(packed.len())), "{error}");
+
+    // The archive says that it unpacks to no more: all that is unpacked is one byte more.
+    let [long, short] = [packed.len(), array.len()].map(|len| (len as u32).to_le_bytes());
+    let mut lies = archive;
+    let places: Vec<usize> = (0..lies.len() - 3)
+        .filter(|&at| lies[at..at + 4] == long)
+        .collect();
+    assert!(!places.is_empty());
+    for at in places {
+        lies[at..at + 4].copy_from_slice(&short);
+    }
+    let error = refused(&lies);
+    assert!(error.contains(&message(array.len() + 1)), "{error}");
+}
+
 #[test]
 fn bad_arrays_are_named() {
     let folder = Folder::new();
@@ -208,7 +239,10 @@ fn bad_arrays_are_named() {
             raw_npy("'<i8'", "(1000000000000, 1000000, 1000000)", &[0; 16]),
             "its header describes 18446744073709551615 bytes",
         ),
-        (raw_npy("'<i8'", "(1, 2)", &[0; 16])[..40].to_vec(), "error"),
+        (
+            raw_npy("'<i8'", "(1, 2)", &[0; 16])[..40].to_vec(),
+            "bytes, the file has 40",
+        ),
         (b"no array".to_vec(), "start does not match magic string"),
         (
             long,
