@@ -136,13 +136,13 @@ fn settings(grid: &Grid) -> Vec<(String, String)> {
             (
                 "training",
                 format!(
-                    "{} steps of {} tokens, learning rate {}, balance loss {}",
+                    "{} steps of {} tokens, learning rate {}",
                     config.steps,
                     config.batch * model.context,
-                    config.learning_rate,
-                    config.balance_loss
+                    config.learning_rate
                 ),
             ),
+            ("balance loss", config.balance_loss.to_string()),
             (
                 "ranks",
                 format!(
