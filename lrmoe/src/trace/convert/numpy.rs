@@ -264,7 +264,8 @@ impl Array {
     }
 }
 
-/// An array of an npz file: its header, and a temporary file with what this describes, no more of which is unpacked if there is more.
+/// An array of an npz file: its header, and a temporary file with what this describes. No more is unpacked: that is what the archive says the
+/// array's size is, and more than that is an error of the archive.
 fn unzip(path: &Path, options: &ConvertOptions) -> Result<(Head, File), TraceError> {
     let whole = |fault| TraceError::invalid(path, Place::default(), fault);
     let file = File::open(path).map_err(TraceError::io(path))?;
@@ -293,7 +294,7 @@ fn unzip(path: &Path, options: &ConvertOptions) -> Result<(Head, File), TraceErr
     let head = head.map_err(TraceError::io(path))?.map_err(whole)?;
     let [start, data] = head.bytes;
     let mut unpacked = tempfile::tempfile().map_err(TraceError::io(path))?;
-    let copied = io::copy(&mut entry.take(data.saturating_add(1)), &mut unpacked);
+    let copied = io::copy(&mut entry, &mut unpacked);
     let copied = copied.map_err(TraceError::io(path))?;
     if copied != data {
         let (expected, found) = (start + data, start + copied);
