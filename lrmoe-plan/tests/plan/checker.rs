@@ -201,7 +201,8 @@ fn seconds(request: &PlanRequest<'_>, plan: &Plan, rank: usize, rows: u64) -> f6
         0.0
     };
     let launches = plan.placement.local_experts(rank).len() as f64;
-    let flop = rows as f64 * (gradients + again) * projection;
+    // The product for one row is exact, so that beyond 2^50 rows too only one product is rounded.
+    let flop = rows as f64 * ((gradients + again) * projection);
     flop / request.cluster.flops + launches * request.cluster.launch_seconds
 }
 
