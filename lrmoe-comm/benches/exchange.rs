@@ -1,5 +1,6 @@
-//! All-to-alls against what they are measured by: for threads a plain copy of the same bytes, and one before which the ranks meet at a barrier, as
-//! ranks that share cores then find less of their bytes in the caches; for processes a program in C, compiled with `mpicc`, that calls
+//! All-to-alls against what they are measured by: for threads a plain copy of the same bytes, the same bytes copied in turns, and a copy before which
+//! the ranks meet at a barrier. Of ranks that share cores, one that copies freely repeats its own bytes, out of the caches, as long as the scheduler lets it;
+//! in turns each core goes through the bytes of all its ranks, as an exchange must, and waits for nobody. For processes a program in C, compiled with `mpicc`, that calls
 //! `MPI_Alltoallv` on buffers of the same sizes. All take turns in one run; rates are medians, in bytes that all ranks receive per second.
 //!
 //! `cargo bench -p lrmoe-comm --features mpi`; without the feature or `mpirun`, threads alone.
@@ -23,7 +24,7 @@ fn main() {
         return processes::rank();
     }
     println!(
-        "threads: ranks, bytes of a message, plain copy GB/s, copy in step GB/s, all-to-all GB/s, shares"
+        "threads: ranks, bytes of a message, GB/s of plain copy, copy in turns, copy in step, all-to-all, shares"
     );
     for ranks in RANKS {
         threads(ranks);
@@ -66,6 +67,7 @@ fn print(ranks: usize, bytes: usize, seconds: &[f64]) {
 
 fn threads(ranks: usize) {
     let meeting = Barrier::new(ranks);
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     std::thread::scope(|scope| {
         for mut comm in Threads::world(ranks, DEADLINE).unwrap() {
             let meeting = &meeting;
@@ -74,12 +76,23 @@ fn threads(ranks: usize) {
                     let len = bytes / 4;
                     let (send, counts) = (vec![1f32; len * ranks], vec![len; ranks]);
                     let mut recv = vec![0f32; len * ranks];
+                    // What the first ranks copy in turns, one for each core.
+                    let mine = match comm.rank() {
+                        rank if rank < cores => (rank..ranks).step_by(cores).len(),
+                        _ => 0,
+                    };
+                    let mut in_turn = vec![(send.clone(), recv.clone()); mine];
                     let meet = || {
                         meeting.wait();
                     };
                     let mut round = |_| {
                         let copy = seconds(ranks, bytes, meet, || {
                             recv.copy_from_slice(std::hint::black_box(&send));
+                        });
+                        let in_turns = seconds(ranks, bytes, meet, || {
+                            for (send, recv) in &mut in_turn {
+                                recv.copy_from_slice(std::hint::black_box(send));
+                            }
                         });
                         let in_step = seconds(ranks, bytes, meet, || {
                             comm.barrier().unwrap();
@@ -88,12 +101,12 @@ fn threads(ranks: usize) {
                         let ours = seconds(ranks, bytes, meet, || {
                             comm.all_to_all(&send, &counts, &mut recv, &counts).unwrap();
                         });
-                        [copy, in_step, ours]
+                        [copy, in_turns, in_step, ours]
                     };
                     // The first round only warms up.
                     let rounds: Vec<_> = (0..=ROUNDS).map(&mut round).skip(1).collect();
                     let medians =
-                        [0, 1, 2].map(|which| median(rounds.iter().map(|round| round[which])));
+                        [0, 1, 2, 3].map(|which| median(rounds.iter().map(|round| round[which])));
                     if comm.rank() == 0 {
                         print(ranks, bytes, &medians);
                     }
