@@ -57,6 +57,25 @@ fn finished_runs_need_no_folder() {
 }
 
 #[test]
+fn figures_are_kept_to_the_last_digit() {
+    let (folder, _) = kept();
+    let path = folder.out().join("finished.jsonl");
+    let lines = fs::read_to_string(&path).expect("a file");
+    // Read in one multiplication, the loss would be 1.701546366168602.
+    let (before, loss) = lines.split_once(r#""loss":"#).expect("a loss");
+    let (_, after) = loss.split_once(',').expect("more than a loss");
+    let lines = format!(r#"{before}"loss":1.7015463661686019,{after}"#);
+    fs::write(&path, &lines).expect("a file");
+    let grid = folder.grid("seeds = [3]", TABLES).expect("a grid");
+    run(&mut open(&folder, grid)).expect("new runs");
+    let written = fs::read_to_string(&path).expect("a file");
+    assert_eq!(written.lines().count(), 6);
+    for line in lines.lines() {
+        assert!(written.lines().any(|kept| kept == line), "{line}");
+    }
+}
+
+#[test]
 fn the_text_may_lie_elsewhere_but_must_be_the_same() {
     let (folder, report) = kept();
     let file = folder.file("seeds = [1, 2]", TABLES);
