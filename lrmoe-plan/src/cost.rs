@@ -122,11 +122,11 @@ pub(crate) fn rows_within(
     let (mut most, mut late) = (0, u64::MAX);
     while late - most > 1 {
         let middle = most + (late - most) / 2;
-        *(if in_time(middle) {
-            &mut most
+        if in_time(middle) {
+            most = middle;
         } else {
-            &mut late
-        }) = middle;
+            late = middle;
+        }
     }
     most
 }

@@ -348,34 +348,30 @@ pub(crate) fn misuse<B: Backend>(backend: &B) {
     let pairs = backend.pair_rows(&[], usize::MAX, 2);
     assert!(message(pairs.unwrap_err()).contains("more than 4294967295 pairs"));
 
+    let refused = |result: Result<(), lrmoe_kernels::Error>, expected: &str| {
+        assert_eq!(message(result.unwrap_err()), expected);
+    };
     let index = backend.row_index(&[1, 1], 3).unwrap();
     let (five, mut out) = (backend.upload(&[0.0_f32; 5]).unwrap(), Default::default());
-    assert!(backend.gather(&five, 2, &index, &mut out).is_err());
+    let row = backend.upload(&[0.0_f32; 2]).unwrap();
+    let result = backend.gather(&five, 2, &index, &mut out);
+    refused(result, "shape of rows is [5], expected [6]");
+    let result = backend.gather(&row, usize::MAX, &index, &mut out);
+    let expected = format!("shape of rows is [2], expected [{}]", usize::MAX);
+    refused(result, &expected);
+
     let pairs = backend.pair_rows(&[1], 2, 1).unwrap();
     let mut into = backend.upload(&[0.0; 4]).unwrap();
-    assert!(
-        backend
-            .scatter_add(&five, 2, &pairs, None, &mut into)
-            .is_err()
-    );
-    let row = backend.upload(&[0.0; 2]).unwrap();
-    assert!(
-        backend
-            .scatter_add(&row, 2, &pairs, Some(&five), &mut into)
-            .is_err()
-    );
-    assert!(
-        backend
-            .scatter_add(&row, 2, &pairs, None, &mut out)
-            .is_err()
-    );
-    assert!(backend.read(&row, &mut [0.0; 3]).is_err());
-    let index = backend.row_index(&[1], 3).unwrap();
-    assert!(backend.gather(&row, usize::MAX, &index, &mut out).is_err());
-    let mut norms = Default::default();
-    assert!(
-        backend
-            .squared_norms(&row, [2, usize::MAX], &mut norms)
-            .is_err()
-    );
+    let result = backend.scatter_add(&five, 2, &pairs, None, &mut into);
+    refused(result, "shape of rows is [5], expected [2]");
+    let result = backend.scatter_add(&row, 2, &pairs, Some(&five), &mut into);
+    refused(result, "shape of weights is [5], expected [1]");
+    let result = backend.scatter_add(&row, 2, &pairs, None, &mut out);
+    refused(result, "shape of into is [0], expected [4]");
+
+    let result = backend.read(&row, &mut [0.0; 3]);
+    refused(result, "shape of values is [3], expected [2]");
+    let result = backend.squared_norms(&row, [2, usize::MAX], &mut Default::default());
+    let expected = format!("shape of rows is [2], expected [{}]", usize::MAX);
+    refused(result, &expected);
 }

@@ -191,8 +191,10 @@ pub(crate) fn bad_choices<B: ComputeExperts + CompactRows>(backend: &B) {
     assert_eq!(message(&[0, 4], 5, &[1, 3], 24), Ok(()));
     let lengths = "shape of places is [1], expected [2]";
     assert_eq!(message(&[0, 4], 5, &[1], 24).unwrap_err(), lengths);
-    assert!(message(&[0, 3], 4, &[1, 3], 24).is_err());
-    assert!(message(&[0, 4], 5, &[1, 3], 23).is_err());
+    let rows = "shape of rows of the index is [4], expected [5]";
+    assert_eq!(message(&[0, 3], 4, &[1, 3], 24).unwrap_err(), rows);
+    let room = "shape of up pre-activations is [23], expected [24]";
+    assert_eq!(message(&[0, 4], 5, &[1, 3], 23).unwrap_err(), room);
     if B::host(&x).is_some() {
         let rows = "chosen row 1 is row 2, which is not above 2, the one before it";
         assert_eq!(message(&[2, 2], 5, &[1, 3], 24).unwrap_err(), rows);
