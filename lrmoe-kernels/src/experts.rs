@@ -122,8 +122,8 @@ pub trait ComputeExperts<T: FfnElement = f32>: Memory {
     ///
     /// # Errors
     ///
-    /// As [`forward`](Self::forward), and as [`CompactRows::put`] of gate and up; where the host has the rows, [`Error::RowOrder`] if they do not
-    /// ascend.
+    /// As [`forward`](Self::forward); before anything is computed, sizes of the index, the places and `kept` that do not fit together, and where the
+    /// host has them, [`Error::RowOrder`] or [`Error::PlaceOrder`] if they do not ascend.
     #[expect(
         clippy::too_many_arguments,
         reason = "inputs and outputs keep their own lifetimes"
@@ -143,6 +143,7 @@ pub trait ComputeExperts<T: FfnElement = f32>: Memory {
     where
         Self: CompactRows + Sized,
     {
+        Groups::new(shape, weights, offsets, x)?.check_chosen(index_and_places, kept)?;
         self.forward(shape, weights, offsets, x, scratch, out, h_norms, Some(all))?;
         if shape.activation.is_gated() {
             self.put(&all.gate, shape.hidden, index_and_places, &mut kept.gate)?;
@@ -247,13 +248,7 @@ impl<'a> Groups<'a> {
         gradients: &ExpertBuffers<B>,
         accumulate: &[bool],
     ) -> Result<(), Error> {
-        if let Some(PreActivationBuffers { gate, up }) = kept {
-            let hidden = self.rows() * self.shape.hidden;
-            let gated = self.shape.activation.is_gated();
-            let of_gate = if gated { hidden } else { 0 };
-            check_length("gate pre-activations", B::len(gate), of_gate)?;
-            check_length("up pre-activations", B::len(up), hidden)?;
-        }
+        kept.map_or(Ok(()), |kept| self.check_kept(kept, self.rows()))?;
         self.check_rows(rows)?;
         check_length("accumulate", accumulate.len(), self.instances())?;
         check_gate(
@@ -273,6 +268,30 @@ impl<'a> Groups<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Checks what [`ComputeExperts::forward_chosen`] takes beyond a forward pass.
+    pub(crate) fn check_chosen<B: Memory, T: Element>(
+        &self,
+        [index, places]: [&RowIndex<B>; 2],
+        kept: &PreActivationBuffers<B, T>,
+    ) -> Result<(), Error> {
+        check_length("rows of the index", index.rows, self.rows())?;
+        check_length("places", B::len(&places.index), B::len(&index.index))?;
+        self.check_kept(kept, places.rows)
+    }
+
+    /// Checks pre-activations of so many rows.
+    fn check_kept<B: Memory + ?Sized, T: Element>(
+        &self,
+        PreActivationBuffers { gate, up }: &PreActivationBuffers<B, T>,
+        rows: usize,
+    ) -> Result<(), Error> {
+        let hidden = rows.saturating_mul(self.shape.hidden);
+        let gated = self.shape.activation.is_gated();
+        let of_gate = if gated { hidden } else { 0 };
+        check_length("gate pre-activations", B::len(gate), of_gate)?;
+        check_length("up pre-activations", B::len(up), hidden)
     }
 
     pub(crate) fn check_rows<B: Memory + ?Sized, T: Element>(

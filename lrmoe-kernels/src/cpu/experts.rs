@@ -13,7 +13,6 @@ use crate::{
     HiddenSums, Memory, PreActivationBuffers, PreActivations, PreActivationsMut, RowBuffers,
     RowIndex, StashFfn, WeightGradients, Weights,
     compact::{check_order, first_descent},
-    error::check_length,
     experts::Groups,
     ffn::Experts,
 };
@@ -82,16 +81,7 @@ impl<T: FfnElement> ComputeExperts<T> for Cpu {
         [_, kept]: [&mut PreActivationBuffers<Self, T>; 2],
     ) -> Result<(), Error> {
         let groups = Groups::new(shape, weights, offsets, x)?;
-        check_length("rows of the index", index.rows, groups.rows())?;
-        check_length("places", places.index.len(), index.index.len())?;
-        let hidden = places.rows.saturating_mul(shape.hidden);
-        let of_gate = if shape.activation.is_gated() {
-            hidden
-        } else {
-            0
-        };
-        check_length("gate pre-activations", kept.gate.len(), of_gate)?;
-        check_length("up pre-activations", kept.up.len(), hidden)?;
+        groups.check_chosen([index, places], kept)?;
         if let Some((position, [before, row])) = first_descent(&index.index) {
             return Err(Error::RowOrder {
                 position,
