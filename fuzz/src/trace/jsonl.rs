@@ -71,11 +71,8 @@ fn id(value: &Value) -> Option<i64> {
     i32::try_from(id).ok().map(i64::from)
 }
 
-/// Rounded once.
 fn weight(value: &Value) -> Option<f32> {
-    let whole = value.as_u64().map(|n| n as f32);
-    let negative = value.as_i64().map(|n| n as f32);
-    whole.or(negative).or(value.as_f64().map(|n| n as f32))
+    value.as_f64().map(|n| n as f32)
 }
 
 impl Records {

@@ -26,7 +26,8 @@ struct Record {
     #[serde(default)]
     layer: u64,
     topk_ids: Option<Vec<i32>>,
-    topk_weights: Option<Vec<f32>>,
+    // As numbers of JSON are, so that one past f32 is named by its slot.
+    topk_weights: Option<Vec<f64>>,
     model: Option<String>,
     num_experts: Option<usize>,
 }
@@ -188,7 +189,7 @@ impl Jsonl {
             .enumerate()
             .filter(|(slot, _)| ids[*slot] != -1)
         {
-            let checked = check::number("gate weight", *weight);
+            let checked = check::number("gate weight", *weight as f32);
             checked.map_err(|wrong| fault(Some(slot), wrong))?;
         }
         let step = token / layout.per_step;
@@ -214,7 +215,7 @@ impl Jsonl {
         known
             .into_iter()
             .zip(weights)
-            .for_each(|(known, weight)| *known = *weight);
+            .for_each(|(known, weight)| *known = *weight as f32);
         filling.missing -= 1;
         Ok(())
     }
