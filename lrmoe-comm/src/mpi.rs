@@ -1,4 +1,5 @@
 mod board;
+mod end;
 mod exchange;
 mod memory;
 mod message;
@@ -190,25 +191,9 @@ impl Transport for Mpi {
         result
     }
 
+    /// Between two exchanges: that of the last one is done.
     fn fail(&mut self, error: Error) -> Error {
-        if let Some(earlier) = &self.failure {
-            return earlier.clone();
-        }
-        self.failure = Some(error.clone());
-        self.close();
-        let told = match error {
-            // A peer that MPI does not reach is lost to all.
-            Error::Mpi {
-                rank, collective, ..
-            } => Error::PeerLost {
-                rank,
-                collective,
-                waited: self.since.elapsed(),
-            },
-            _ => error.clone(),
-        };
-        self.farewell(&Message::Failed(told));
-        error
+        self.end(self.number + 1, error)
     }
 }
 

@@ -1,8 +1,9 @@
-//! How the ranks of a world of processes meet, give and take, and what ends them.
+//! How the ranks of a world of processes meet, give and take.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Mpi;
+use super::end::FAREWELL;
 use super::message::Message;
 use super::patience::Patience;
 use super::peer::{Peer, Way};
@@ -10,11 +11,8 @@ use super::slot::{Channel, Code};
 use super::staging::CHUNK;
 use crate::check::{Caller, counts_agree};
 use crate::element::reduce;
-use crate::transport::{Counts, Transport, keep};
+use crate::transport::{Counts, keep};
 use crate::{Call, Element, Error, Reduction};
-
-/// How long a rank that ends the world, or leaves it, stays to see its last words sent.
-const FAREWELL: Duration = Duration::from_millis(100);
 
 /// What a rank waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,11 +42,12 @@ impl Mpi {
     ) -> Result<R, Error> {
         body(&mut self.peers[peer], self.channel).map_err(|Code(code)| {
             let rank = peer;
-            self.fail(Error::Mpi {
+            let error = Error::Mpi {
                 rank,
                 collective,
                 code,
-            })
+            };
+            self.end(self.number, error)
         })
     }
 
@@ -61,6 +60,8 @@ impl Mpi {
         mut work: impl FnMut(&mut Self) -> Result<bool, Error>,
     ) -> Result<(), Error> {
         let mut patience = Patience::new();
+        // Why the world has ended for a peer that has gone on to a later exchange.
+        let mut later = None;
         loop {
             let worked = work(self)?;
             let mut missing = self.caller.ranks;
@@ -71,8 +72,12 @@ impl Mpi {
                 if !peer.is_near() || peer.has_failed() || patience.listens() {
                     message = self.on(rank, collective, |peer, _| Ok(peer.look()?.cloned()))?;
                 }
-                if let Some(Message::Failed(error)) = message {
-                    return Err(self.failure.insert(error).clone());
+                match message {
+                    Some(Message::Failed { error, number }) if number <= self.number => {
+                        return Err(self.failure.insert(error).clone());
+                    }
+                    Some(Message::Failed { ref error, .. }) => later = Some(error.clone()),
+                    _ => {}
                 }
                 if stage.is_done(&self.peers[rank]) {
                     continue;
@@ -86,17 +91,23 @@ impl Mpi {
                 patience = Patience::new();
             } else if missing == self.caller.ranks {
                 return Ok(());
+            } else if let Some(error) = &later {
+                // What is left of this exchange is on its way, unless a rank is lost in it.
+                if patience.pause(FAREWELL.min(self.deadline)).is_err() {
+                    return Err(self.failure.insert(error.clone()).clone());
+                }
             } else if let Err(waited) = patience.pause(self.deadline) {
                 // A rank that has seen the world end says why.
                 let mut others = self.others();
                 if let Some(rank) = others.find(|&rank| self.peers[rank].has_failed()) {
                     return Err(self.gone(rank, collective));
                 }
-                return Err(self.fail(Error::Deadline {
+                let error = Error::Deadline {
                     rank: missing,
                     collective,
                     waited,
-                }));
+                };
+                return Err(self.end(self.number, error));
             }
         }
     }
@@ -215,30 +226,6 @@ impl Mpi {
             }
         }
         Ok(())
-    }
-
-    fn lost(&mut self, rank: usize, collective: Call) -> Error {
-        let waited = self.since.elapsed();
-        self.fail(Error::PeerLost {
-            rank,
-            collective,
-            waited,
-        })
-    }
-
-    /// A peer that is near does not go on, or its memory cannot be read any more: it has ended the world, which its farewell
-    /// says, or died.
-    fn gone(&mut self, rank: usize, collective: Call) -> Error {
-        let mut patience = Patience::new();
-        loop {
-            let message = self.on(rank, collective, |peer, _| Ok(peer.look()?.cloned()));
-            match message {
-                Err(error) => return error,
-                Ok(Some(Message::Failed(error))) => return self.failure.insert(error).clone(),
-                Ok(None) if patience.pause(FAREWELL).is_ok() => {}
-                Ok(_) => return self.lost(rank, collective),
-            }
-        }
     }
 
     /// Ends an exchange: listens again to peers whose message has been read, and waits until each has taken all it gets
@@ -376,23 +363,5 @@ impl Mpi {
             self.chunks[rank] = chunk;
         }
         Ok(true)
-    }
-
-    /// Sends every peer a last message and stays a little to see it leave.
-    pub(super) fn farewell(&mut self, message: &Message) {
-        for peer in self.others() {
-            self.peers[peer].send_farewell(self.channel, message);
-        }
-        if let (Message::Failed(_), Some(board)) = (message, &self.board) {
-            board.fail(self.number);
-        }
-        let mut patience = Patience::new();
-        let mut others = self.others();
-        while !others.all(|peer| self.peers[peer].said_farewell()) {
-            if patience.pause(FAREWELL).is_err() {
-                break;
-            }
-            others = self.others();
-        }
     }
 }

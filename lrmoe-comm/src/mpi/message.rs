@@ -9,14 +9,17 @@ use crate::{Call, Error, Reduction, Side};
 pub(super) enum Message {
     /// The sender has come to a collective.
     Meet { call: Call },
-    /// The world has ended with this error.
-    Failed(Error),
+    /// The world has ended with this error in exchange `number`; of those before, the sender has done its part.
+    Failed { error: Error, number: u64 },
     /// The sender was dropped.
     Left,
 }
 
 /// Words of a message.
 pub(super) const WORDS: usize = 12;
+
+/// The one that no error uses.
+const NUMBER: usize = WORDS - 1;
 
 type Words = [u64; WORDS];
 
@@ -25,7 +28,11 @@ impl Message {
         match self {
             Self::Meet { call } => words(0, &[], Some(*call), &[]),
             Self::Left => words(1, &[], None, &[]),
-            Self::Failed(error) => error_words(error),
+            Self::Failed { error, number } => {
+                let mut words = error_words(error);
+                words[NUMBER] = *number;
+                words
+            }
         }
     }
 
@@ -33,7 +40,10 @@ impl Message {
         match words[0] {
             0 => Self::Meet { call: call(words) },
             1 => Self::Left,
-            _ => Self::Failed(error(words)),
+            _ => Self::Failed {
+                error: error(words),
+                number: words[NUMBER],
+            },
         }
     }
 }
@@ -306,7 +316,7 @@ mod tests {
                     ranks: 8,
                 },
             ];
-            messages.extend(errors.map(Message::Failed));
+            messages.extend(errors.map(|error| Message::Failed { error, number: 9 }));
         }
         for message in messages {
             assert_eq!(Message::from_words(&message.to_words()), message);

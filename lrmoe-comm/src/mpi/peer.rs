@@ -269,10 +269,10 @@ impl Peer {
         self.farewell.test().unwrap_or(true)
     }
 
-    /// Whether the peer has taken all it gets, and given all it gives. One that has left has taken
+    /// Whether the peer has taken all it gets, and given all it gives. One that has left, or failed in a later exchange, has taken
     /// its chunks, whatever MPI knows of it yet.
     pub(super) fn is_through(&self) -> bool {
-        let sent = self.sent || self.message == Some(Message::Left);
-        self.has_read() && sent && self.staging.all_taken()
+        let gone = matches!(&self.message, Some(Message::Left | Message::Failed { .. }));
+        self.has_read() && (self.sent || gone) && self.staging.all_taken()
     }
 }
