@@ -113,4 +113,13 @@ fn what_cannot_be_left_is_refused() {
         places(0, &[-2; 6], &[]),
         Error::ExpertOutOfRange { expert: -2, .. }
     ));
+    // A pair that is not kept, too.
+    assert!(matches!(
+        places(0, &[0, 1, 1, -1, 0, 7], &[1]),
+        Error::ExpertOutOfRange {
+            pair: 5,
+            expert: 7,
+            ..
+        }
+    ));
 }
