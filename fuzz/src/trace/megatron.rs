@@ -44,8 +44,11 @@ pub(super) fn objects(text: &[u8], fields: &[&str]) -> Option<Vec<Value>> {
     let text = std::str::from_utf8(text).ok()?;
     let mut objects = Vec::new();
     for line in text.split('\n') {
-        let line = line.trim_matches(|c: char| c.is_ascii_whitespace());
-        if line.is_empty() {
+        // JSON knows fewer kinds of white space.
+        if line
+            .trim_matches(|c: char| c.is_ascii_whitespace())
+            .is_empty()
+        {
             continue;
         }
         let twice = |field: &&str| line.matches(&format!("\"{field}\"")).count() > 1;
