@@ -1,7 +1,8 @@
 //! All-to-alls against what they are measured by: for threads a plain copy of the same bytes, the same bytes copied in turns, and a copy before which
-//! the ranks meet at a barrier. Of ranks that share cores, one that copies freely repeats its own bytes, out of the caches, as long as the scheduler lets it;
-//! in turns each core goes through the bytes of all its ranks, as an exchange must, and waits for nobody. For processes a program in C, compiled with `mpicc`, that calls
-//! `MPI_Alltoallv` on buffers of the same sizes. All take turns in one run; rates are medians, in bytes that all ranks receive per second.
+//! the ranks meet at a barrier. Of ranks that share cores, one that copies freely repeats its own bytes, out of the caches, as long as the scheduler
+//! lets it; in turns each core goes through the bytes of all its ranks, as an exchange must, and waits for nobody. For processes it is a program in C,
+//! compiled with `mpicc`, that calls `MPI_Alltoallv` on buffers of the same sizes. All take turns in one run; rates are medians, in bytes that all ranks
+//! receive per second.
 //!
 //! `cargo bench -p lrmoe-comm --features mpi`; without the feature or `mpirun`, threads alone.
 
@@ -76,7 +77,7 @@ fn threads(ranks: usize) {
                     let len = bytes / 4;
                     let (send, counts) = (vec![1f32; len * ranks], vec![len; ranks]);
                     let mut recv = vec![0f32; len * ranks];
-                    // What the first ranks copy in turns, one for each core.
+                    // What is copied in turns: by as many ranks as there are cores, for all.
                     let mine = match comm.rank() {
                         rank if rank < cores => (rank..ranks).step_by(cores).len(),
                         _ => 0,

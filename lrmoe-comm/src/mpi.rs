@@ -191,7 +191,7 @@ impl Transport for Mpi {
         result
     }
 
-    /// Between two exchanges: that of the last one is done.
+    /// Called between two exchanges: the last one is done.
     fn fail(&mut self, error: Error) -> Error {
         self.end(self.number + 1, error)
     }

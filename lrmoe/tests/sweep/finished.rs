@@ -61,7 +61,7 @@ fn figures_are_kept_to_the_last_digit() {
     let (folder, _) = kept();
     let path = folder.out().join("finished.jsonl");
     let lines = fs::read_to_string(&path).expect("a file");
-    // Read in one multiplication, the loss would be 1.701546366168602.
+    // Read the fast way, the loss would be 1.701546366168602.
     let (before, loss) = lines.split_once(r#""loss":"#).expect("a loss");
     let (_, after) = loss.split_once(',').expect("more than a loss");
     let lines = format!(r#"{before}"loss":1.7015463661686019,{after}"#);
