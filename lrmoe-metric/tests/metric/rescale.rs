@@ -1,7 +1,5 @@
 //! Weights that make up for what `top` leaves out, and recalibrated profiles.
 
-mod common;
-
 use lrmoe_metric::{
     Draw, Error, Exchange, MASKED, Method, Pairs, Profile, Rescale, Score, Scores, Selection, Solo,
     rescale, score, select,
@@ -26,8 +24,8 @@ fn weights(kind: Score, how: Rescale, ranks: usize) -> Vec<(u64, f32)> {
         4 => 0.0,
         _ => ((token * 31 + slot) % 101 + 1) as f32 / 7.0,
     });
-    let rows = common::even(tokens, ranks);
-    let found = common::run(ranks, |exchange| {
+    let rows = crate::common::even(tokens, ranks);
+    let found = crate::common::run(ranks, |exchange| {
         let rows = rows[exchange.rank()].clone();
         let first = 2 * rows.start as u64;
         let (ids, gates) = (ids.slice(s![rows.clone(), ..]), gates.slice(s![rows, ..]));
@@ -122,7 +120,7 @@ fn selections_of_other_pairs_are_refused() {
         assert!(matches!(refused, Err(Error::Length { .. })), "{refused:?}");
         assert_eq!(selection.weights, [1.0]);
     }
-    let found = common::run(2, |exchange| {
+    let found = crate::common::run(2, |exchange| {
         let mut kept = Selection::default();
         let scores = match exchange.rank() {
             0 => Scores::default(),

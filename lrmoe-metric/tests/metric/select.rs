@@ -1,7 +1,5 @@
 //! The selection methods: weights, bias, determinism.
 
-mod common;
-
 use lrmoe_metric::{
     Draw, Error, Exchange, Method, Pairs, Score, Scores, Selection, Selector, Solo, SquaredNorm,
     early_keys, score, score_into, select,
@@ -186,8 +184,8 @@ fn spread(method: Method, kind: Score, ranks: usize, threads: usize) -> Vec<(u32
     let ids = Array2::from_shape_fn((tokens, 4), |(t, slot)| ((t * 5 + slot * 7) % 28) as i32);
     let gates = Array2::from_shape_fn((tokens, 4), |(t, slot)| ((t * 31 + slot) % 101) as f32);
     let quotas: Vec<_> = (0..28).map(|expert| expert * 60).collect();
-    let rows = common::even(tokens, ranks);
-    let found = common::run(ranks, |exchange| {
+    let rows = crate::common::even(tokens, ranks);
+    let found = crate::common::run(ranks, |exchange| {
         let rows = rows[exchange.rank()].clone();
         let first = rows.start * 4;
         let pool = rayon::ThreadPoolBuilder::new()

@@ -1,7 +1,5 @@
 //! Selection on keys against a plain sort, over ranks and threads.
 
-mod common;
-
 use std::cmp::Reverse;
 use std::ops::Range;
 
@@ -48,7 +46,7 @@ impl Case {
     fn found(&self, threads: Option<usize>) -> Vec<KeySelection> {
         let gates = Array2::zeros(self.ids.dim());
         let top_k = self.ids.ncols();
-        common::run(self.ranks.len(), |exchange| {
+        crate::common::run(self.ranks.len(), |exchange| {
             let tokens = self.ranks[exchange.rank()].clone();
             let pairs = tokens.start * top_k..tokens.end * top_k;
             let keys = &self.keys[pairs.clone()];
@@ -168,7 +166,7 @@ proptest! {
 
     #[test]
     fn equals_a_sort_on_one_rank(mut case in case()) {
-        case.ranks = common::even(case.ids.nrows(), 1);
+        case.ranks = crate::common::even(case.ids.nrows(), 1);
         case.check()?;
     }
 }
@@ -212,7 +210,7 @@ fn large(tokens: usize, top_k: usize, experts: usize, key_end: u64, ranks: usize
         ids,
         keys,
         quotas,
-        ranks: common::even(tokens, ranks),
+        ranks: crate::common::even(tokens, ranks),
     }
 }
 
@@ -328,7 +326,7 @@ fn bad_scores_name_their_pair() {
 fn an_error_on_one_rank_ends_the_call_on_all() {
     let ids = row(&[0, 1]);
     let gates = Array2::zeros(ids.dim());
-    let found = common::run(3, |exchange| {
+    let found = crate::common::run(3, |exchange| {
         let pairs = Pairs::new(ids.view(), gates.view(), 2, 2 * exchange.rank() as u64).unwrap();
         let keys: &[u32] = if exchange.rank() == 1 { &[1] } else { &[1, 2] };
         select_keys(&pairs, keys, &[1, 1], exchange).unwrap_err()

@@ -1,7 +1,5 @@
 //! Norms, scores and the profile of them.
 
-mod common;
-
 use lrmoe_metric::{
     Error, Exchange, MASKED, Pairs, Profile, Score, Solo, SquaredNorm, largest_scale, score,
     squared_norms,
@@ -261,8 +259,8 @@ fn ranks_share_the_scale_and_the_errors() {
     let gates = array![[1.0], [1.0]];
     let body = |h: [f32; 2]| {
         // Rank 0 has no tokens.
-        let rows = common::even(2, 3);
-        common::run(3, |exchange| {
+        let rows = crate::common::even(2, 3);
+        crate::common::run(3, |exchange| {
             let rows = rows[exchange.rank()].clone();
             let first = rows.start as u64;
             let h = h.map(norm);
@@ -299,7 +297,7 @@ fn names_are_read_and_written() {
 
 #[test]
 fn profile_averages_over_steps_and_ranks() {
-    let profiles = common::run(2, |exchange| {
+    let profiles = crate::common::run(2, |exchange| {
         let ids = array![[0, 1], [1, MASKED]];
         let gates = [
             array![[1.0, 0.0], [0.5, 9.0]],

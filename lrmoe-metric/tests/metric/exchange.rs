@@ -1,7 +1,5 @@
 //! What a selection exchanges, and the exchange of a single rank.
 
-mod common;
-
 use lrmoe_metric::{Exchange, ExchangeError, Pairs, Solo, select_keys};
 use ndarray::Array2;
 
@@ -38,8 +36,8 @@ impl<E: Exchange> Exchange for Counted<'_, E> {
 fn gathered(keys: [u32; 8]) -> Vec<usize> {
     let ids = Array2::from_shape_fn((8, 1), |(pair, _)| (pair % 2) as i32);
     let gates = Array2::zeros(ids.dim());
-    let ranks = common::even(16, 2);
-    common::run(2, |exchange| {
+    let ranks = crate::common::even(16, 2);
+    crate::common::run(2, |exchange| {
         let first = ranks[exchange.rank()].start as u64;
         let mut counted = Counted {
             exchange,
