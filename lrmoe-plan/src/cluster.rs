@@ -62,9 +62,7 @@ impl ClusterSpec {
             },
         };
         let ampere = Self {
-            name: a100.to_owned(),
             flops: 156e12,
-            memory_bytes: 80_000_000_000,
             intra: Link {
                 latency_seconds: 10e-6,
                 bytes_per_second: 240e9,
@@ -73,7 +71,7 @@ impl ClusterSpec {
                 latency_seconds: 20e-6,
                 bytes_per_second: 1.25e9,
             },
-            ..hopper(a100, 0)
+            ..hopper(a100, 80_000_000_000)
         };
         [
             ampere,

@@ -247,3 +247,31 @@ fn spread_seconds(
     let scale = bytes as f64 / (all_shares as f64).max(1.0);
     transfer_seconds(cluster, intra * scale, inter * scale)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{all_to_all_seconds, spread_seconds};
+    use crate::{ClusterSpec, Topology};
+    use ndarray::Array2;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn spread_as_pair_by_pair(
+            sides in prop::collection::vec((0u64..4, 0u64..4), 1..7),
+            ranks_per_node in 1usize..4,
+            preset in 0usize..3,
+        ) {
+            let (shares, amounts): (Vec<_>, Vec<_>) = sides.into_iter().unzip();
+            let ranks = shares.len();
+            let topology = Topology::new(ranks, ranks_per_node).unwrap();
+            let cluster = &ClusterSpec::presets()[preset];
+            // So many bytes each that every rank sends whole ones.
+            let all = shares.iter().sum::<u64>().max(1);
+            let bytes = Array2::from_shape_fn((ranks, ranks), |(a, b)| shares[a] * amounts[b] * 1_000_000);
+            let pairs = all_to_all_seconds(cluster, &topology, bytes.view());
+            let spread = spread_seconds(cluster, &topology, &shares, &amounts, 1_000_000 * all);
+            prop_assert!((spread - pairs).abs() <= 1e-12 * pairs, "{spread} for {pairs}");
+        }
+    }
+}

@@ -135,13 +135,12 @@ fn attempts<'a>(
     all.filter(move |slots| enough_slots(experts, slots).is_ok())
 }
 
-/// Adds slots until every expert has one: where there are fewest, among these where most bytes are left.
+/// Adds slots until every expert has one: where there are fewest, among these where the budget is largest.
 fn topped_up(request: &PlanRequest<'_>, fitting: &[u32], slots: &[u32]) -> Vec<u32> {
-    let slot = i128::from(request.memory.shape.slot_bytes());
     let mut slots = slots.to_vec();
     let entry = |rank: usize, slots: u32| {
-        let left = i128::from(request.budget[rank]) - slot * i128::from(slots);
-        (slots < fitting[rank]).then_some((Reverse(slots), left, Reverse(rank)))
+        let budget = request.budget[rank];
+        (slots < fitting[rank]).then_some((Reverse(slots), budget, Reverse(rank)))
     };
     let ranks = slots.iter().enumerate();
     let mut heap: BinaryHeap<_> = ranks

@@ -72,3 +72,22 @@ fn reaching(left: &[(u64, u32)], width: usize, level: u64) -> usize {
     }
     low
 }
+
+#[cfg(test)]
+mod tests {
+    use super::level;
+
+    #[test]
+    fn windows_by_hand() {
+        // A window of exactly the level goes whole.
+        let whole = level(&[1, 2, 3, 4], &[2, 2], 5).unwrap();
+        assert_eq!(whole, [[(1, 2), (2, 3)], [(0, 1), (3, 4)]]);
+        // Nothing of an expert for which there is no room.
+        let full = level(&[2, 3, 5, 5], &[3, 3, 3], 5).unwrap();
+        assert_eq!(full, [vec![(0, 2), (1, 3)], vec![(2, 5)], vec![(3, 5)]]);
+        // The last of a window tops it up.
+        let topped_up = level(&[9, 1], &[2, 2], 5).unwrap();
+        assert_eq!(topped_up, [vec![(1, 1), (0, 4)], vec![(0, 5)]]);
+        assert_eq!(level(&[9, 1, 1, 1], &[2, 2], 6), None);
+    }
+}

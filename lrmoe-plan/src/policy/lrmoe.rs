@@ -130,3 +130,21 @@ fn groups(flow: &Flow, keep: Option<&Placement>) -> Vec<Group> {
     };
     (0..hosts.ranks()).map(group).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::groups;
+    use crate::flow::Flow;
+
+    #[test]
+    fn the_last_instance_stays() {
+        let by_rank: [&[u32]; 3] = [&[0, 1], &[1, 0], &[1]];
+        let mut flow = Flow::on(2, [2; 3].into_iter(), by_rank.into_iter());
+        flow.fill(&[3, 0], 3);
+        let experts = groups(&flow, None);
+        assert_eq!(
+            experts.iter().flatten().filter(|&&(e, _)| e == 1).count(),
+            1
+        );
+    }
+}

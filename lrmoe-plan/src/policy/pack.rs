@@ -91,7 +91,7 @@ fn replicas(per_expert: &[u32], slots: &[usize]) -> Vec<u32> {
             replicas: 1,
             expert,
         })
-        .filter(|candidate| candidate.load > 0 && usable > 1)
+        .filter(|candidate| candidate.load > 0)
         .collect();
     for _ in per_expert.len()..slots.iter().sum() {
         let Some(mut first) = candidates.pop() else {

@@ -142,3 +142,19 @@ pub(super) fn least_load(per_expert: &[u32], slots: &[usize]) -> u64 {
     }
     alone.max(mean_load(per_expert, usable))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::least_load;
+
+    #[test]
+    fn bounds_by_hand() {
+        // The mean over the ranks with slots.
+        assert_eq!(least_load(&[5, 5, 4], &[3, 0, 3]), 7);
+        // One slot beyond one for each expert: two instances of the hottest.
+        assert_eq!(least_load(&[90, 1, 1], &[2, 1, 1]), 45);
+        // None: it lies alone, or beside the smallest of a rank with as few slots as there are.
+        assert_eq!(least_load(&[90, 1, 2], &[2, 1, 0]), 90);
+        assert_eq!(least_load(&[90, 1, 2, 3], &[2, 0, 2]), 91);
+    }
+}

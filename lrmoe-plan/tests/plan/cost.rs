@@ -47,6 +47,13 @@ fn seconds_by_hand() {
     assert!(close(seconds.exchange, 2.0 + 70.0 / 10.0));
     assert!(close(seconds.delivery, 1.0 + 50.0 / 100.0));
     assert!(close(seconds.total(), 6.5 + 9.0 + 9.0 + 1.5));
+    // What a rank sends counts as what it receives does.
+    let mut back = work();
+    for bytes in &mut back.exchanges {
+        bytes.swap_axes(0, 1);
+    }
+    let turned = modelled_seconds(&cluster, &shape, &back).unwrap();
+    assert_eq!(turned.exchange, seconds.exchange);
     // Pre-activations that are kept need not be computed again.
     for stash in [Stash::Full, Stash::ForwardSelect] {
         let kept = modelled_seconds(&cluster, &shape, &StepWork { stash, ..work() }).unwrap();
@@ -96,6 +103,25 @@ fn clusters_read_and_written() {
         let text = toml::to_string(spec).unwrap();
         assert_eq!(&ClusterSpec::from_toml(&text).unwrap(), spec);
     }
+    // Half of the bf16 peak and four fifths of the links' rates.
+    let rates = |name| {
+        let spec = ClusterSpec::preset(name).unwrap();
+        let links =
+            [spec.intra, spec.inter].map(|link| (link.latency_seconds, link.bytes_per_second));
+        (spec.flops, spec.memory_bytes, spec.launch_seconds, links)
+    };
+    assert_eq!(
+        rates("8xA100"),
+        (
+            156e12,
+            80_000_000_000,
+            5e-6,
+            [(10e-6, 240e9), (20e-6, 1.25e9)]
+        )
+    );
+    let hopper = |memory_bytes| (494e12, memory_bytes, 5e-6, [(10e-6, 360e9), (20e-6, 40e9)]);
+    assert_eq!(rates("8xH100"), hopper(80_000_000_000));
+    assert_eq!(rates("8xH200"), hopper(141_000_000_000));
     let error = ClusterSpec::preset("9xA100").unwrap_err();
     assert_eq!(
         error.to_string(),

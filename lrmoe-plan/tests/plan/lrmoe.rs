@@ -50,6 +50,20 @@ fn lrmoe_moves_only_what_gains() {
 }
 
 #[test]
+fn the_minimum_gain_is_not_enough() {
+    // From 100 pairs to 50 on the rank with most.
+    let previous = Placement::new(2, vec![vec![0], vec![1]]).unwrap();
+    let request = PlacementRequest {
+        loads: &one_rank_loads(&[100, 0]),
+        previous: &previous,
+        slots: &[2, 2],
+        topology: &Topology::single_node(2).unwrap(),
+    };
+    let stays = |gain| Lrmoe::new(gain).unwrap().place(&request).unwrap() == previous;
+    assert!(stays(0.5) && !stays(0.49));
+}
+
+#[test]
 fn replicas_spread_over_nodes() {
     // Both nodes send half of the pairs of expert 0; ranks 1, 2 and 3 have as much room.
     let loads = Loads::new(Array2::from_shape_fn((4, 4), |(_, e)| [50, 20, 20, 20][e])).unwrap();

@@ -12,6 +12,7 @@ mod memory;
 mod model;
 mod optimum;
 mod oracle;
+mod pinned;
 mod placement;
 mod plan;
 mod policies;

@@ -219,10 +219,9 @@ fn plans_explain_themselves() {
     let cells: Vec<&str> = lines[2].split_whitespace().collect();
     let of = found.ranks[1];
     assert_eq!(cells[..6], ["1", "2", "2", "50", "40", "40"]);
-    assert_eq!(
-        cells[9],
-        format!("{:.2}", of.memory.total() as f64 / 1048576.0)
-    );
+    let mib = |bytes: u64| format!("{:.2}", bytes as f64 / 1048576.0);
+    assert_eq!(cells[6], mib(of.memory.placement + of.memory.replicas));
+    assert_eq!(cells[9], mib(of.memory.total()));
     assert_eq!(cells[11], "memory");
     assert_eq!(
         lines[3..5],
@@ -231,7 +230,19 @@ fn plans_explain_themselves() {
             "Memory is full on ranks 0, 1: one more row there needs 728 bytes of budget.",
         ]
     );
-    assert!(lines[5].starts_with("Modelled: "));
+    let seconds = found.seconds;
+    let [all, forward, backward, exchange, delivery] = [
+        seconds.total(),
+        seconds.forward,
+        seconds.backward,
+        seconds.exchange,
+        seconds.delivery,
+    ]
+    .map(|seconds| format!("{:.3}", 1000.0 * seconds));
+    let modelled = format!(
+        "Modelled: {all} ms = GEMMs forward {forward} + backward {backward}, exchange {exchange}, delivery {delivery}."
+    );
+    assert_eq!(lines[5], modelled);
 
     let retention = 0.1;
     let found = plan(&PlanRequest {
@@ -277,4 +288,80 @@ fn many_ranks_are_shortened() {
         text.contains("on ranks 0, 1, 2, 3, 4, 5, 6, 7 and 32 more:"),
         "{text}"
     );
+}
+
+#[test]
+fn ranks_with_least_to_spare_are_shown() {
+    let mut case = Case {
+        loads: Loads::new(Array2::from_shape_fn((40, 40), |(rank, e)| {
+            if rank == 0 { 10 + e as u32 } else { 0 }
+        }))
+        .unwrap(),
+        previous: Fixed::placement(40, 40).unwrap(),
+        topology: Topology::new(40, 8).unwrap(),
+        budget: vec![1 << 20; 40],
+        placement: Box::new(Fixed),
+        ..example()
+    };
+    let totals = |case: &Case| -> Vec<u64> {
+        let found = plan(&case.request()).unwrap();
+        found.ranks.iter().map(|of| of.memory.total()).collect()
+    };
+    // Close to what the last one takes, and less than twice what the first does.
+    let last = totals(&case)[39];
+    case.budget.fill(last + 100);
+    let of = totals(&case);
+    assert!(of.is_sorted() && of[0] < of[8] && of[0] > case.budget[0] / 2);
+    let text = plan(&case.request()).unwrap().to_string();
+    let shown: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert_eq!(shown[1..3], ["8", "9"], "{text}");
+    assert_eq!(shown[32..34], ["39", "and"], "{text}");
+}
+
+#[test]
+fn slots_are_added_where_they_fit() {
+    let mut case = example();
+    case.topology = Topology::single_node(3).unwrap();
+    case.loads = Loads::new(Array2::from_elem((3, 9), 1)).unwrap();
+    case.previous = Fixed::placement(9, 3).unwrap();
+    case.placement = Box::new(Symi);
+    let slot = case.memory.shape.slot_bytes();
+    let three = case.memory.of_rank(&case.previous, 0, 3, 0, 0).total();
+    let bare = three - 3 * slot;
+    // No slot, and five or, beside a third of the rows, four.
+    let rows = slot / 2 - 600;
+    case.budget = vec![bare + rows, bare + 5 * slot + rows, bare + 5 * slot + rows];
+    assert_eq!(plan(&case.request()).unwrap().slots, [0, 5, 4]);
+    case.budget[2] += 1;
+    assert_eq!(plan(&case.request()).unwrap().slots, [0, 4, 5]);
+}
+
+#[test]
+fn no_rank_is_asked_for_more_than_it_needs() {
+    let mut case = example();
+    case.loads = Loads::new(array![[900, 1], [900, 1]]).unwrap();
+    case.previous = Fixed::placement(2, 2).unwrap();
+    case.placement = Box::new(Fixed);
+    case.budget = vec![1 << 30, 0];
+    let Err(Error::BudgetTooSmall {
+        rank: 1, missing, ..
+    }) = plan(&case.request())
+    else {
+        panic!("rank 1 has nothing")
+    };
+    case.budget[1] = missing;
+    plan(&case.request()).unwrap();
+    case.budget[1] -= 1;
+    let error = plan(&case.request()).unwrap_err();
+    assert!(matches!(
+        error,
+        Error::BudgetTooSmall {
+            rank: 1,
+            missing: 1,
+            ..
+        }
+    ));
 }

@@ -45,16 +45,17 @@ fn too_few_slots_state_the_numbers() {
         slots: &[2, 2],
         topology: &Topology::single_node(2).unwrap(),
     };
-    let policies: [&dyn PlacementPolicy; 5] =
-        [&Fixed, &FixedReplicas, &Symi, &FlexMoe, &Lrmoe::default()];
-    for policy in policies {
+    let policies: [(&dyn PlacementPolicy, &str); 5] = [
+        (&Fixed, "fixed"),
+        (&FixedReplicas, "fixed-replicas"),
+        (&Symi, "symi"),
+        (&FlexMoe, "flexmoe"),
+        (&Lrmoe::default(), "lrmoe"),
+    ];
+    for (policy, name) in policies {
+        assert_eq!(policy.name(), name);
         let error = policy.place(&request).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "4 slots cannot hold 5 experts",
-            "{}",
-            policy.name()
-        );
+        assert_eq!(error.to_string(), "4 slots cannot hold 5 experts", "{name}");
         let slots = &[5];
         let error = policy
             .place(&PlacementRequest { slots, ..request })
