@@ -177,3 +177,40 @@ fn range(keys: &[u32]) -> (u32, u32) {
         (low.min(key), high.max(key))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Boundary, FEW, local};
+
+    #[test]
+    fn local_as_by_a_sort() {
+        // Scattered; so few values that a bucket holds one; clusters far apart; one value, and two.
+        let values: [fn(u32) -> u32; 5] = [
+            |x| x,
+            |x| x % 700,
+            |x| (x % 5) << 28 | x >> 24,
+            |_| 7,
+            |x| u32::MAX - x % 2,
+        ];
+        for value in values {
+            let scattered = (1..=8 * FEW as u32).map(|i| value(i.wrapping_mul(0x9e37_79b9)));
+            let keys: Vec<u32> = scattered.collect();
+            let mut sorted = keys.clone();
+            sorted.sort_unstable_by(|a, b| b.cmp(a));
+            for place in (0..keys.len())
+                .step_by(keys.len() / 37)
+                .chain([keys.len() - 1])
+            {
+                let key = sorted[place];
+                let larger = sorted.partition_point(|&other| other > key);
+                let equal = sorted.partition_point(|&other| other >= key) - larger;
+                let expected = Boundary {
+                    key,
+                    take: (place + 1 - larger) as u32,
+                    equal: equal as u32,
+                };
+                assert_eq!(local(&mut keys.clone(), place as u32 + 1), expected);
+            }
+        }
+    }
+}
