@@ -150,3 +150,35 @@ fn count(ids: &[i32], keys: &[u32], experts: usize, buckets: Buckets, stride: us
     }
     counts
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MASKED;
+    use ndarray::Array2;
+
+    fn over(keys: &[u32], masked: impl Fn(usize) -> bool) -> (u32, u32, u32) {
+        let id = |(token, _)| if masked(token) { MASKED } else { 1 };
+        let ids = Array2::from_shape_fn((keys.len(), 1), id);
+        let gates = Array2::ones((keys.len(), 1));
+        let pairs = Pairs::new(ids.view(), gates.view(), 2, 0).unwrap();
+        let buckets = Buckets::over(&pairs, keys);
+        (buckets.low, buckets.high, buckets.shift)
+    }
+
+    #[test]
+    fn buckets_are_where_most_keys_are() {
+        // Half of as many buckets as keys, 32, over 7 bits.
+        let keys: Vec<u32> = (0..100).map(|i| 1000 + i).collect();
+        assert_eq!(over(&keys, |_| false), (1000, 1099, 2));
+        // Neither keys of nobody nor those of nothing.
+        let others: Vec<u32> = (0..100)
+            .map(|i| if i < 10 { 0 } else { 1000 + i })
+            .collect();
+        assert_eq!(over(&others, |i| i >= 90), (1010, 1089, 2));
+        assert_eq!(over(&[], |_| false), (0, 0, 0));
+        // Of 1,000 keys in the sample, 10 apart, 7 on either side are left out; 2^11 buckets over 14 bits.
+        let many: Vec<u32> = (1..=10_000).collect();
+        assert_eq!(over(&many, |_| false), (71, 9921, 3));
+    }
+}

@@ -103,5 +103,7 @@ mod tests {
             assert!(error < 1.0 / 16384.0, "v {v}: {found} for {exact}");
             assert!((0.9999..=16_777_216.0).contains(&found), "v {v}: {found}");
         }
+        // The same everywhere: of `m = 2^15 + 1`, by hand.
+        assert_eq!(reciprocal(((1 << 23) + 255) << 8), 65533.0 / 32768.0);
     }
 }

@@ -45,7 +45,6 @@ impl SquaredNorm {
         });
         let scale = largest >> 23;
         let significand = match scale {
-            0 => 0.0,
             NOT_FINITE if largest > INFINITY_BITS => f32::NAN,
             NOT_FINITE => f32::INFINITY,
             _ => sum_of_squares(row, widen, scale),
@@ -85,7 +84,7 @@ impl SquaredNorm {
     }
 }
 
-/// Sum of the squares of `row * 2^(128 - scale)`, for scale in 1..=254.
+/// Sum of the squares of `row * 2^(128 - scale)`, for scale up to 254: with 0, nothing is large enough to count.
 #[inline(always)]
 fn sum_of_squares<T: Copy>(row: &[T], widen: impl Fn(T) -> f32, scale: u32) -> f32 {
     let power = f32::from_bits((255 - scale) << 23);

@@ -170,7 +170,7 @@ fn recalibration_divides_by_a_power_of_the_sum() {
     // Half a bucket is two halves; zeros, infinities and experts without pairs stay.
     let seen = profile(
         2,
-        &[(0, 120, 1.0), (1, 0, 2.0), (1, 119, 1.0), (1, 255, 1.0)],
+        &[(0, 120, 1.0), (1, 0, 2.0), (1, 119, 1.0), (1, 255, 3.0)],
     );
     assert_eq!(seen.recalibrated(&[8, 0], 1.0).unwrap(), seen);
     let seen = profile(2, &[(0, 120, 1.0), (1, 118, 1.0)]);
@@ -189,7 +189,8 @@ fn recalibration_goes_by_the_mean_score() {
 #[test]
 fn recalibration_moves_all_but_zeros_and_infinities() {
     // The loads differ by a factor of four, which is four buckets.
-    let of = |expert| [0, 118, 253, 254, 255].map(|bucket| (expert, bucket, 1.0));
+    let buckets = [(0, 1.0), (118, 1.0), (253, 1.0), (254, 1.0), (255, 3.0)];
+    let of = |expert| buckets.map(|(bucket, count)| (expert, bucket, count));
     let seen = profile(2, &[of(0), of(1)].concat());
     let moved = |alpha, of_1: &[(usize, usize, f32)]| {
         let expected = profile(2, &[&of(0)[..], of_1].concat());
@@ -197,12 +198,12 @@ fn recalibration_moves_all_but_zeros_and_infinities() {
     };
     moved(
         1.0,
-        &[(1, 0, 1.0), (1, 122, 1.0), (1, 254, 2.0), (1, 255, 1.0)],
+        &[(1, 0, 1.0), (1, 122, 1.0), (1, 254, 2.0), (1, 255, 3.0)],
     );
     let parts = [(1, 0, 1.0), (1, 120, 0.75), (1, 121, 0.25)];
     moved(
         0.5625,
-        &[&parts[..], &[(1, 254, 2.0), (1, 255, 1.0)]].concat(),
+        &[&parts[..], &[(1, 254, 2.0), (1, 255, 3.0)]].concat(),
     );
 }
 

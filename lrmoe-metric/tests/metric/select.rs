@@ -338,3 +338,18 @@ fn early_orders_are_those_of_the_keys() {
         }
     }
 }
+
+#[test]
+fn early_keys_of_nothing_come_last() {
+    let gates = Array2::from_shape_vec((2, 1), vec![0.0, 1e-10]).unwrap();
+    with_gates(&gates, |pairs, _| {
+        let mut keys = Vec::new();
+        early_keys(Method::Top, pairs, DRAW, &mut keys);
+        let order = |pair: usize, scale| {
+            let significand = 1.0;
+            keys[pair].order(SquaredNorm { significand, scale })
+        };
+        assert_eq!(order(0, 9), 0);
+        assert!(order(1, 0) > 0);
+    });
+}

@@ -72,6 +72,8 @@ mod tests {
         assert_eq!(apportion(3, &[0, 5, 0]), [0, 3, 0]);
         assert_eq!(apportion(3, &[0, 0]), [0, 0]);
         assert_eq!(apportion(0, &[2, 1]), [0, 0]);
+        // Past 64 bits too.
+        assert_eq!(apportion(10, &[6 << 70, 6 << 70, 2 << 70]), [4, 4, 2]);
     }
 
     #[test]

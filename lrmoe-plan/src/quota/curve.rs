@@ -142,12 +142,24 @@ fn scale<T: Copy + Into<f64>>(histogram: &[T], load: u32, upto: &mut [u32]) -> b
 
 #[cfg(test)]
 mod tests {
-    use super::scale;
+    use super::{Profile, scale, used_buckets};
 
     fn scaled(histogram: &[f64], load: u32) -> Vec<u32> {
         let mut upto = vec![0; histogram.len()];
         assert!(scale(histogram, load, &mut upto));
         upto
+    }
+
+    #[test]
+    fn buckets_in_use() {
+        let used = |in_use: &[usize]| {
+            let mut counts = vec![0.0; 2 * Profile::BUCKETS];
+            in_use.iter().for_each(|&at| counts[at] = 0.5);
+            used_buckets(&Profile::from_counts(2, counts).unwrap())
+        };
+        assert_eq!(used(&[]), 0..1);
+        assert_eq!(used(&[7]), 7..8);
+        assert_eq!(used(&[7, Profile::BUCKETS + 3, 255]), 3..256);
     }
 
     #[test]

@@ -97,11 +97,20 @@ fn moments(counts: &[f32]) -> (f64, f64) {
 
 /// In proportion to the squared score of a bucket from 1: those of neighbouring buckets differ by a factor of two.
 fn power_of_two(bucket: usize) -> f64 {
-    const HALF: u64 = Profile::BUCKETS as u64 / 2;
-    f64::from_bits((1023 - HALF + bucket as u64) << 52)
+    f64::from_bits((1023 + bucket as u64) << 52)
 }
 
 /// Counts that are known to be at most a load.
 fn narrow(counts: Vec<u64>) -> Vec<u32> {
     counts.into_iter().map(|n| n as u32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::moments;
+
+    #[test]
+    fn zeros_are_seen_and_weigh_nothing() {
+        assert_eq!(moments(&[3.0, 0.0, 1.0, 2.0]), (4.0 + 2.0 * 8.0, 6.0));
+    }
 }

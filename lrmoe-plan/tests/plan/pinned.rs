@@ -11,12 +11,18 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// Slots of each rank, ranks a node, experts.
-const WORLDS: [(&[u32], usize, usize); 10] = [
+const WORLDS: [(&[u32], usize, usize); 16] = [
     // To the last slot, or almost.
+    (&[3; 3], 3, 9),
+    (&[4; 3], 1, 11),
+    (&[5; 3], 3, 15),
     (&[3; 4], 2, 12),
     (&[4; 6], 6, 21),
     (&[3; 8], 4, 23),
     (&[4; 20], 4, 70),
+    (&[5; 24], 8, 115),
+    (&[4; 12], 4, 40),
+    (&[3; 7], 7, 17),
     // One slot a rank to spare, or almost.
     (&[4; 6], 3, 19),
     (&[5; 8], 4, 32),
@@ -28,14 +34,20 @@ const WORLDS: [(&[u32], usize, usize); 10] = [
 ];
 
 /// Of the placements in each world.
-const DIGESTS: [(&str, [u32; 10]); 5] = [
+const DIGESTS: [(&str, [u32; 16]); 5] = [
     (
         "lrmoe",
         [
+            0xe1c2_6c09,
+            0xb6fb_c1f3,
+            0x2d4f_45a5,
             0x369d_2aa5,
             0x9605_1187,
             0x260d_a6a9,
             0x987f_0715,
+            0x71b2_516f,
+            0x9f06_920b,
+            0x2ac5_2906,
             0x3459_ff3c,
             0xbbcd_b4dc,
             0xe956_d33d,
@@ -47,10 +59,16 @@ const DIGESTS: [(&str, [u32; 10]); 5] = [
     (
         "lrmoe, 0.2",
         [
+            0xd6e6_e263,
+            0xdf2c_e126,
+            0xabb7_24a9,
             0x7464_3989,
             0x0601_adb5,
             0x6c64_f992,
             0x07bc_eb91,
+            0x09b0_daf7,
+            0x6daf_9fce,
+            0xd615_c881,
             0x5b34_6891,
             0xe99d_d5b6,
             0x7753_1785,
@@ -62,10 +80,16 @@ const DIGESTS: [(&str, [u32; 10]); 5] = [
     (
         "symi",
         [
+            0xaf49_1f6d,
+            0x6c57_d56c,
+            0x1ec3_875d,
             0xc953_3245,
             0xcfdd_301d,
             0x63f8_8dc3,
             0xbfeb_5e2f,
+            0x68fe_edf2,
+            0x32fc_43f9,
+            0x5c38_90c9,
             0x4cf7_5ed5,
             0x04b5_7f0d,
             0x95ec_63ee,
@@ -77,10 +101,16 @@ const DIGESTS: [(&str, [u32; 10]); 5] = [
     (
         "flexmoe",
         [
+            0x745a_535b,
+            0x8793_251c,
+            0x6fa0_3c1f,
             0x0736_5a3b,
             0xab30_def6,
             0x422d_880b,
             0x865e_3835,
+            0x2b2d_d83b,
+            0x1cf6_ecc1,
+            0x7b0a_c7e8,
             0x3612_e634,
             0x6f06_b63d,
             0xf504_6e6a,
@@ -92,10 +122,16 @@ const DIGESTS: [(&str, [u32; 10]); 5] = [
     (
         "fixed-replicas",
         [
+            0xec31_186d,
+            0x01a4_11b0,
+            0xcce1_2dfb,
             0xf7af_a37f,
             0x3056_051e,
             0xc042_358b,
             0x9013_e939,
+            0x48ac_4248,
+            0xe44c_3209,
+            0x1b37_7ae6,
             0x8e6a_a0f2,
             0x9bda_7c06,
             0xe202_5138,
