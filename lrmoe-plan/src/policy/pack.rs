@@ -81,7 +81,7 @@ impl PartialOrd for Candidate {
 }
 
 /// Instances of each expert: one, and the rest one by one to the expert with the largest load per instance, until the
-/// slots are used or no expert with pairs can take more. Ties to the lower expert.
+/// slots are used or no expert with pairs can take more. Ties to the lower expert. No rank has more slots than there are experts.
 fn replicas(per_expert: &[u32], slots: &[usize]) -> Vec<u32> {
     let usable = slots.iter().filter(|&&s| s > 0).count() as u32;
     let mut replicas = vec![1; per_expert.len()];
